@@ -1,0 +1,78 @@
+"""The cache that is allocated once and written in place."""
+
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from kvouch.cache.base import LayeredCache
+from kvouch.cache.sizing import whole_tiles
+from kvouch.contract import TILE, CacheShape, Tiles
+from kvouch.errors import CacheShapeError
+
+
+class StaticCache(LayeredCache):
+    """One buffer for `capacity` positions (rounded up to a whole tile).
+
+    `reset` and `rollback` move the length and clear nothing: what lies beyond the length stays in the buffer and is
+    never read. A step begins by zeroing the rest of the tile that it ends in.
+    """
+
+    def __init__(
+        self,
+        config: CacheShape,
+        *,
+        capacity: int,
+        batch: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(config, batch=batch, dtype=dtype, device=device)
+        if capacity < 1:
+            raise CacheShapeError(f"capacity is {capacity}: a static cache holds at least one position")
+        shape = (config.num_hidden_layers, 2, batch, config.num_key_value_heads, whole_tiles(capacity), config.head_dim)
+        self._buffer = torch.zeros(shape, dtype=dtype, device=device)
+        self._layers = [(keys, values) for keys, values in self._buffer]  # each [B, G, capacity, D]
+        self._past = [-1] * self.num_layers  # positions in the past tiles of `_tiles`, whose views stay good until then
+        self._tiles = [Tiles(*[self._buffer] * 4)] * self.num_layers
+
+    @property
+    def capacity(self) -> int:
+        return self._buffer.shape[4]
+
+    @property
+    def max_length(self) -> int:
+        return self.capacity
+
+    def tiles(self, layer: int) -> Tiles:
+        past = (self._end(layer) - 1) // TILE * TILE
+        if past != self._past[layer]:
+            keys, values = self._layers[layer]
+            self._past[layer] = past
+            self._tiles[layer] = Tiles(
+                keys[:, :, :past].unflatten(2, (past // TILE, TILE)),
+                values[:, :, :past].unflatten(2, (past // TILE, TILE)),
+                keys[:, :, past : past + TILE],
+                values[:, :, past : past + TILE],
+            )
+        return self._tiles[layer]
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        keys, values = self._layers[layer]
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
+    def fork(self) -> Self:
+        twin = type(self)(self._config, capacity=self.capacity, batch=self.batch, dtype=self.dtype, device=self.device)
+        twin._buffer[..., : self.length, :] = self._buffer[..., : self.length, :]
+        twin.length = self.length
+        return twin
+
+    def _begin(self, end: int) -> None:
+        self._buffer[..., end : whole_tiles(end), :].zero_()
+
+    def _write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        end = self._end(layer)
+        all_keys, all_values = self._layers[layer]
+        all_keys[:, :, self.length : end] = keys
+        all_values[:, :, self.length : end] = values
+        return all_keys[:, :, :end], all_values[:, :, :end]

@@ -1,0 +1,129 @@
+"""The protocols and value types that everything else speaks: read this first. Knows shapes, not how they are computed.
+
+Shape alphabet, used in every docstring and comment:
+    B batch   T new positions   S cached + new positions   R rows (B * T, flat)
+    H query heads   G key-value heads   D head size   V vocabulary   W tile width (TILE)
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+TILE = 256
+"""Width in positions of one attention tile. Tiles are absolute: [0, TILE), [TILE, 2 * TILE), ..."""
+
+Rows = Literal["last", "all", "none"]
+"""Which of the new positions get scores."""
+
+
+class CacheShape(Protocol):
+    """What a cache needs to know of a model."""
+
+    @property
+    def num_hidden_layers(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+class Tiles(NamedTuple):
+    """Keys and values of one layer as whole tiles; views, valid until the cache changes.
+
+    The last tile holds the newest position and is zero beyond it, so that no stale number can reach a sum.
+    """
+
+    past_keys: Tensor  # [B, G, n, W, D]: positions [0, n * TILE), every one of them filled
+    past_values: Tensor
+    last_keys: Tensor  # [B, G, W, D]: positions [n * TILE, (n + 1) * TILE)
+    last_values: Tensor
+
+
+class KVCache(Protocol):
+    """Keys and values of positions [0, length), for every layer.
+
+    A step calls `update` once for each layer, then `advance` once. Until `advance`, the new positions are pending:
+    an error, `rollback` or `reset` drops them and leaves [0, length) untouched.
+    """
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def max_length(self) -> int | None:
+        """Positions it can ever hold; None where it grows."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors: exactly `cache_bytes(config, batch, capacity, dtype)`."""
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Stores keys and values [B, G, T, D] at [length, length + T) and returns all of them [B, G, S, D]."""
+
+    def tiles(self, layer: int) -> Tiles:
+        """The same positions as whole tiles, pending ones included."""
+
+    def read(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of [0, length), each [B, G, length, D]; views, valid until the cache changes."""
+
+    def advance(self, new_positions: int) -> None:
+        """Ends a step: every layer must have been updated with just that many positions."""
+
+    def reset(self) -> None:
+        """Length 0."""
+
+    def rollback(self, length: int) -> None:
+        """Keeps [0, length); 0 <= length <= self.length, or CacheMisuse."""
+
+    def fork(self) -> Self:
+        """An independent cache with the same contents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grade:
+    """What a hit promises: the bits of a miss, or its scores within a measured tolerance."""
+
+    tolerance: float = 0.0  # largest difference of a score seen between chunkings; 0 is bitwise
+
+    @property
+    def name(self) -> Literal["bitwise", "within"]:
+        return "bitwise" if self.tolerance == 0.0 else "within"
+
+    def __str__(self) -> str:
+        return "bitwise" if self.tolerance == 0.0 else f"within({self.tolerance:.1e})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """How rows are grouped so that a row's bits do not depend on its neighbours (found by `numerics.probe`)."""
+
+    linear_rows: int = 1  # a matrix product gets a multiple of this many rows
+    attention_rows: int = 1  # so does an attention tile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a call did and why. reused + computed = asked, always."""
+
+    reused_tokens: int
+    computed_tokens: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"reused {self.reused_tokens:,}, computed {self.computed_tokens:,}: {self.reason}"
+
+
+Progress = Callable[[str, int, int], None]
+"""Told of long work: stage, done, total."""

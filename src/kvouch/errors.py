@@ -1,0 +1,87 @@
+"""Every error that kvouch raises on purpose. Knows messages and exit statuses; knows nothing of what failed.
+
+KvouchError
+├── UsageError              the call is wrong (exit status 2)
+│   ├── InvalidIds          token ids that are empty, not integers, or outside the vocabulary
+│   ├── ContextOverflow     more positions than the model or the cache has
+│   └── UnknownModel        a name that no catalogue, directory or hub answers to
+├── ArtefactError           the files of a model are wrong
+│   ├── FileError           missing, empty, truncated, unreadable, or behind a link that is not followed
+│   ├── ConfigError         a config field that contradicts, is missing, or computes something unsupported
+│   └── TensorError         tensors missing, left over, of the wrong shape, or not finite
+├── DownloadError           a model could not be had; lists what was tried
+├── MissingExtra            an optional dependency is not installed; names the extra
+├── CacheError              a cache was asked for what it cannot do; it stays usable
+│   ├── CacheShapeError     batch, heads, head size, dtype or device do not fit
+│   ├── CacheOverflow       an update past the capacity
+│   └── CacheMisuse         layers updated unequally, a rollback out of range
+└── NonFinite               the computation gave an infinity or a NaN; nothing was kept
+"""
+
+
+class KvouchError(Exception):
+    """Base of every error raised on purpose; its text is one line fit to show a user."""
+
+    exit_status = 1
+
+
+class UsageError(KvouchError):
+    """The call is wrong: an argument, a prompt, a name."""
+
+    exit_status = 2
+
+
+class InvalidIds(UsageError):
+    """Token ids that are empty, not integers, or outside the vocabulary."""
+
+
+class ContextOverflow(UsageError):
+    """More positions were asked for than the model or the cache has."""
+
+
+class UnknownModel(UsageError):
+    """A name that is in no catalogue, names no directory, and is no hub id."""
+
+
+class ArtefactError(KvouchError):
+    """The files of a model are wrong."""
+
+
+class FileError(ArtefactError):
+    """A file is missing, empty, truncated, unreadable, or behind a link that is not followed."""
+
+
+class ConfigError(ArtefactError):
+    """A config field contradicts the tensors, is missing, or computes something unsupported."""
+
+
+class TensorError(ArtefactError):
+    """Tensors are missing, left over, of the wrong shape, or not finite."""
+
+
+class DownloadError(KvouchError):
+    """A model could not be had; the text lists what was tried."""
+
+
+class MissingExtra(KvouchError):
+    """An optional dependency is not installed; the text names the extra."""
+
+
+class CacheError(KvouchError):
+    """A cache was asked for what it cannot do; it stays as it was."""
+
+
+class CacheShapeError(CacheError):
+    """Batch, heads, head size, dtype or device do not fit the cache."""
+
+
+class CacheOverflow(CacheError):
+    """An update would go past the capacity."""
+
+
+class CacheMisuse(CacheError):
+    """Layers were updated unequally, or a rollback is out of range."""
+
+
+class NonFinite(KvouchError):
+    """The computation gave an infinity or a NaN; nothing was kept."""

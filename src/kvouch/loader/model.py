@@ -1,0 +1,150 @@
+"""From a model directory to a model that computes: files, config, weights, probe, tokenizer.
+
+Knows where everything comes from; the forward pass it hands out knows none of it.
+"""
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kvouch.artefact.files import ArtefactFiles
+from kvouch.cache.concat import ConcatCache
+from kvouch.cache.static import StaticCache
+from kvouch.contract import Arithmetic, Grade, KVCache, Progress, Rows
+from kvouch.errors import ConfigError, InvalidIds
+from kvouch.loader.config import parse_config
+from kvouch.loader.home import kvouch_home
+from kvouch.loader.pull import resolve
+from kvouch.loader.source import CheckpointSource, ShapeCheck, checkpoint_dtype, drop_tied_head, read_tensors
+from kvouch.loader.tokenizer import Tokenizer, load_tokenizer
+from kvouch.models.config import ModelConfig
+from kvouch.models.forward import forward_cached
+from kvouch.models.gpt2 import GPT2Weights
+from kvouch.models.llama import LlamaWeights
+from kvouch.models.source import TensorSource
+from kvouch.models.step import TorchWeights
+from kvouch.numerics.probe import probe, probe_ids
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+
+PROBED_LAYERS = 2  # the second layer's keys depend on everything that the first one computes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A loaded model: what computes, in which dtype, where, and how exact it is."""
+
+    name: str
+    config: ModelConfig
+    weights: TorchWeights
+    grade: Grade
+    tokenizer: Tokenizer | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def forward(self, ids: Tensor | Sequence[int], cache: KVCache, *, scores: Rows = "last") -> Tensor | None:
+        """`forward_cached` on ids [B, T], or on one sequence of ids."""
+        return forward_cached(self.to_ids(ids), self.weights, self.config, cache, scores=scores)
+
+    def to_ids(self, ids: Tensor | Sequence[int]) -> Tensor:
+        """Int64 [B, T] on the model's device; InvalidIds where they are no whole numbers."""
+        if isinstance(ids, Tensor):
+            return ids.to(self.device)
+        if not all(type(one) is int and -(2**63) <= one < 2**63 for one in ids):
+            raise InvalidIds("ids must be whole numbers of 64 bits")
+        return torch.tensor([list(ids)], dtype=torch.int64, device=self.device)
+
+    def concat_cache(self, *, batch: int = 1) -> ConcatCache:
+        return ConcatCache(self.config, batch=batch, dtype=self.dtype, device=self.device)
+
+    def static_cache(self, capacity: int, *, batch: int = 1) -> StaticCache:
+        return StaticCache(self.config, capacity=capacity, batch=batch, dtype=self.dtype, device=self.device)
+
+
+def load(
+    path_or_name: str | Path,
+    *,
+    dtype: DtypeName = "auto",
+    device: str = "cpu",
+    ignore_config_fields: Iterable[str] = (),
+    home: Path | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Loads a model directory, a name of the catalogue or a hub id (`owner/name[@revision]`).
+
+    `dtype="auto"` is the checkpoint's own. Raises UnknownModel, DownloadError, FileError, ConfigError, TensorError.
+    """
+    directory = resolve(str(path_or_name), home or kvouch_home(), progress)
+    files = ArtefactFiles(directory)
+    fields = files.json("config.json")
+    where = str(files.directory)
+    config = parse_config(fields, f"{where}/config.json", ignore_config_fields)
+    tensors = read_tensors(files, config.family)
+    chosen = _dtype(dtype, fields, tensors, where)
+    target = torch.empty(0, device=device).device
+    weights = _build(config, tensors, chosen, target, where)
+    ids = probe_ids(config.vocab_size, config.max_position_embeddings, target)
+    result = probe(
+        ids, layers=_Probed(weights, PROBED_LAYERS, chosen), model=_Probed(weights, config.num_hidden_layers, chosen)
+    )
+    weights.arithmetic = result.arithmetic
+    return Model(
+        name=str(path_or_name),
+        config=config,
+        weights=weights,
+        grade=result.grade,
+        tokenizer=load_tokenizer(files, fields),
+        dtype=chosen,
+        device=target,
+    )
+
+
+def _dtype(asked: DtypeName, fields: dict[str, Any], tensors: dict[str, Tensor], where: str) -> torch.dtype:
+    if asked != "auto":
+        if asked not in DTYPES:
+            raise ConfigError(f"dtype {asked!r} is not supported; give one of {['auto', *DTYPES]}")
+        return DTYPES[asked]
+    named = fields.get("dtype") or fields.get("torch_dtype")
+    dtype = DTYPES.get(str(named)) if named is not None else checkpoint_dtype(tensors, where)
+    if dtype not in DTYPES.values():
+        raise ConfigError(f"{where}: dtype {named or dtype!r} is not supported; give one of {list(DTYPES)}")
+    return dtype
+
+
+def _build(
+    config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device, where: str
+) -> TorchWeights:
+    """Checks every name and shape first, then packs: each tensor is freed as soon as it is taken."""
+    drop_tied_head(tensors, config, where)
+    check = ShapeCheck(tensors)
+    _family(config, check)
+    check.finish(where)
+    return _family(config, CheckpointSource(tensors, dtype=dtype, device=device))
+
+
+def _family(config: ModelConfig, source: TensorSource) -> TorchWeights:
+    if config.rope is None:
+        return GPT2Weights(config, source)
+    return LlamaWeights(config, config.rope, source)
+
+
+class _Probed:
+    """The first layers of a model and its head, as the probe sees them."""
+
+    def __init__(self, weights: TorchWeights, layers: int, dtype: torch.dtype) -> None:
+        self._weights, self._dtype = copy.copy(weights), dtype
+        self._weights.blocks = weights.blocks[:layers]
+        self._weights.config = replace(weights.config, num_hidden_layers=len(self._weights.blocks))
+
+    def run(self, ids: Tensor, cache: KVCache, rows: Rows, arithmetic: Arithmetic) -> Tensor | None:
+        self._weights.arithmetic = arithmetic
+        return forward_cached(ids, self._weights, self._weights.config, cache, scores=rows)
+
+    def new_cache(self, device: torch.device) -> KVCache:
+        return ConcatCache(self._weights.config, dtype=self._dtype, device=device)

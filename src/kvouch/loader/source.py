@@ -1,0 +1,110 @@
+"""A checkpoint's tensors, each taken exactly once. Knows names, shapes and where known buffers may be ignored."""
+
+import re
+
+import torch
+from torch import Tensor
+
+from kvouch.artefact.files import ArtefactFiles
+from kvouch.errors import ConfigError, FileError, TensorError
+from kvouch.loader.safetensors import read_safetensors
+from kvouch.models.config import Family, ModelConfig
+from kvouch.numerics.bits import same_bits
+
+IGNORED_BUFFERS = re.compile(
+    r"(h\.\d+\.attn\.(bias|masked_bias)|model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq)"
+)
+"""Buffers that old checkpoints carry and that no computation here reads: masks and rope frequencies."""
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+LISTED = 12
+
+
+def read_tensors(files: ArtefactFiles, family: Family) -> dict[str, Tensor]:
+    """All tensors of a directory by name, GPT-2's without the `transformer.` prefix; known buffers left out."""
+    tensors: dict[str, Tensor] = {}
+    for name in _weight_files(files):
+        for tensor_name, tensor in read_safetensors(files.path(name)):
+            plain = tensor_name.removeprefix("transformer.") if family == "gpt2" else tensor_name
+            if plain in tensors:
+                raise TensorError(f"{files.directory / name}: tensor {tensor_name} appears twice")
+            if not IGNORED_BUFFERS.fullmatch(plain):
+                tensors[plain] = tensor
+    return tensors
+
+
+def _weight_files(files: ArtefactFiles) -> list[str]:
+    """The safetensors files of a directory; the index must name them."""
+    if files.exists(SINGLE):
+        return [SINGLE]
+    if not files.exists(INDEX):
+        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in files.directory.glob(pattern))
+        hint = f"; {pickles} are pickles, which are never opened: convert them to safetensors" if pickles else ""
+        raise FileError(f"{files.directory}: neither {SINGLE} nor {INDEX}{hint}")
+    weight_map = files.json(INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ConfigError(f"{files.directory / INDEX}: weight_map must map tensor names to file names")
+    return sorted(set(weight_map.values()))
+
+
+class CheckpointSource:
+    """Hands each tensor out once, cast and moved."""
+
+    def __init__(self, tensors: dict[str, Tensor], *, dtype: torch.dtype, device: torch.device) -> None:
+        self._tensors, self._dtype, self._device = tensors, dtype, device
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        return self._tensors.pop(name).to(self._device, self._dtype)
+
+
+class ShapeCheck:
+    """Stands in for a source, without a number of it: notes every tensor that is taken, and finds all faults at once."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._taken: set[str] = set()
+        self._missing: list[str] = []
+        self._wrong: list[str] = []
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        tensor = self._tensors.get(name)
+        if tensor is None or name in self._taken:
+            self._missing.append(f"{name} {list(shape)}")
+        elif tuple(tensor.shape) != shape:
+            self._wrong.append(f"{name} {list(tensor.shape)}, by the config {list(shape)}")
+        elif not tensor.is_floating_point():
+            self._wrong.append(f"{name} of dtype {tensor.dtype}, a floating point dtype is needed")
+        self._taken.add(name)
+        return torch.empty(shape, device="meta")
+
+    def finish(self, where: str) -> None:
+        """TensorError that lists every missing, left-over and misshapen tensor, if there is one."""
+        leftover = [f"{name} {list(t.shape)}" for name, t in self._tensors.items() if name not in self._taken]
+        faults = {"missing": self._missing, "left over": leftover, "wrong": self._wrong}
+        if any(faults.values()):
+            text = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
+            raise TensorError(f"{where}: the tensors do not fit the config; {text}")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def drop_tied_head(tensors: dict[str, Tensor], config: ModelConfig, where: str) -> None:
+    """Takes a tied model's `lm_head.weight` away, if it is the embedding bit for bit."""
+    head = tensors.get("lm_head.weight")
+    embedding = tensors.get("wte.weight" if config.family == "gpt2" else "model.embed_tokens.weight")
+    if config.tie_word_embeddings and head is not None and embedding is not None:
+        if not same_bits(head, embedding):
+            raise TensorError(f"{where}: lm_head.weight differs from the embedding, but tie_word_embeddings is true")
+        del tensors["lm_head.weight"]
+
+
+def checkpoint_dtype(tensors: dict[str, Tensor], where: str) -> torch.dtype:
+    """The one floating point dtype of a checkpoint; TensorError where there are several."""
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if len(dtypes) != 1:
+        raise TensorError(f"{where}: tensors of dtypes {sorted(map(str, dtypes))}; name one with dtype=")
+    return dtypes.pop()

@@ -1,0 +1,106 @@
+"""GPT-2 in plain torch. Knows its tensors' names (without the `transformer.` prefix) and its arithmetic."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvouch.models.config import ModelConfig
+from kvouch.models.layers import activation, layer_norm
+from kvouch.models.linear import Linear, pack
+from kvouch.models.source import TensorSource
+from kvouch.models.step import Place, TorchWeights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """A layer norm's gain and bias."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Block:
+    """One layer: norm, fused query-key-value, attention, output; norm, feed-forward."""
+
+    head_dim: int
+    activate: Callable[[Tensor], Tensor]
+    attention_norm: Norm
+    qkv: Linear
+    output: Linear
+    mlp_norm: Norm
+    up: Linear
+    down: Linear
+
+    def project(self, x: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        queries, keys, values = self.qkv(self.attention_norm(x)).view(len(x), 3, -1, self.head_dim).unbind(1)
+        return queries, keys, values
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.output(attended)
+        return x + self.down(self.activate(self.up(self.mlp_norm(x))))
+
+    def tensors(self) -> Iterator[Tensor]:
+        for norm in (self.attention_norm, self.mlp_norm):
+            yield from (norm.weight, norm.bias)
+        for linear in (self.qkv, self.output, self.up, self.down):
+            yield from linear.tensors
+
+
+class GPT2Weights(TorchWeights):
+    """A GPT-2 model, packed for the torch path."""
+
+    def __init__(self, config: ModelConfig, source: TensorSource) -> None:
+        hidden = config.hidden_size
+        self.embedding = source.take("wte.weight", config.vocab_size, hidden)
+        self.positions = source.take("wpe.weight", config.max_position_embeddings, hidden)
+        super().__init__(config, [_block(config, source, f"h.{layer}.") for layer in range(config.num_hidden_layers)])
+        self.norm = _norm(config, source, "ln_f.")
+        tied = config.tie_word_embeddings
+        self.head = pack(self.embedding if tied else source.take("lm_head.weight", config.vocab_size, hidden))
+
+    def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Place]:
+        return F.embedding(ids, self.embedding) + F.embedding(positions, self.positions), None
+
+    def scores(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x))
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from (self.embedding, self.positions, self.norm.weight, self.norm.bias)
+        yield from (t for t in self.head.tensors if t is not self.embedding)
+        for block in self.blocks:
+            yield from block.tensors()
+
+
+def _block(config: ModelConfig, source: TensorSource, prefix: str) -> GPT2Block:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return GPT2Block(
+        head_dim=config.head_dim,
+        activate=activation(config.activation),
+        attention_norm=_norm(config, source, prefix + "ln_1."),
+        qkv=_conv1d(source, prefix + "attn.c_attn.", hidden, 3 * hidden),
+        output=_conv1d(source, prefix + "attn.c_proj.", hidden, hidden),
+        mlp_norm=_norm(config, source, prefix + "ln_2."),
+        up=_conv1d(source, prefix + "mlp.c_fc.", hidden, inner),
+        down=_conv1d(source, prefix + "mlp.c_proj.", inner, hidden),
+    )
+
+
+def _norm(config: ModelConfig, source: TensorSource, prefix: str) -> Norm:
+    return Norm(
+        weight=source.take(prefix + "weight", config.hidden_size),
+        bias=source.take(prefix + "bias", config.hidden_size),
+        eps=config.norm_eps,
+    )
+
+
+def _conv1d(source: TensorSource, prefix: str, inputs: int, outputs: int) -> Linear:
+    """GPT-2 stores its products as [inputs, outputs]."""
+    weight = source.take(prefix + "weight", inputs, outputs).t().contiguous()
+    return pack(weight, source.take(prefix + "bias", outputs))

@@ -1,0 +1,54 @@
+"""The row-wise parts of a layer: norms, rope, activations. A row's result depends on that row alone."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvouch.models.config import Activation, Rope
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm over the last dimension (Zhang and Sennrich, 2019)."""
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def rope_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians a position for each pair of a head: float32 [D / 2]."""
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    frequencies = frequencies / rope.linear_factor
+    if rope.llama3 is None:
+        return frequencies
+    scaling = rope.llama3
+    # Rotations that a frequency makes over the original context: few -> scaled down, many -> kept.
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * torch.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+
+
+def rope_tables(rope: Rope, head_dim: int, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines [positions, D], ready for `rotate`; angles are taken in float32."""
+    angles = torch.arange(positions, dtype=torch.float32)[:, None] * rope_frequencies(rope, head_dim)
+    cosines, sines = angles.cos(), angles.sin()
+    return torch.cat([cosines, cosines], -1).to(dtype), torch.cat([-sines, sines], -1).to(dtype)
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotary positions (Su et al., 2021) on x [R, heads, D] with tables [R, 1, D]; halves are the pairs."""
+    return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
+
+
+def activation(name: Activation) -> Callable[[Tensor], Tensor]:
+    match name:
+        case "silu":
+            return F.silu
+        case "gelu":
+            return F.gelu
+        case "gelu_tanh":
+            return lambda x: F.gelu(x, approximate="tanh")

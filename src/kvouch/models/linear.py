@@ -1,0 +1,75 @@
+"""Matrix products with packed weights. Knows one weight and its bias; knows nothing of models.
+
+`F.linear` is right everywhere. On x86 CPUs oneDNN multiplies faster by a weight that it has laid out once, and with
+that weight alone in memory: `PackedLinear` holds nothing but the packed form. Where oneDNN has no product for a dtype
+(bfloat16 below AVX-512, float16 below its AVX-512 form) the plain weight stays.
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PACK_ROWS = 4  # the number of rows that the layout is chosen for: a layout for one row takes another kernel
+
+
+class Linear(Protocol):
+    """y = x W^T + b for rows x [R, K], W [N, K], b [N]."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it holds in memory."""
+
+
+class PlainLinear:
+    """The weight as it is, multiplied by `F.linear`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+class PackedLinear:
+    """The weight in oneDNN's own layout, multiplied by oneDNN."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS)
+        self.bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return product
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """The fastest Linear that this device, dtype and build of torch have for a weight [N, K]."""
+    return PackedLinear(weight, bias) if can_pack(weight.dtype, weight.device) else PlainLinear(weight, bias)
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether oneDNN packs and multiplies this dtype here; found by trying."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        PackedLinear(torch.zeros(16, 16, dtype=dtype))(torch.zeros(PACK_ROWS, 16, dtype=dtype))
+    except (RuntimeError, AttributeError):
+        return False
+    return True
+
+
+def storage_bytes(tensor: Tensor) -> int:
+    """Bytes of a tensor's numbers, packed ones included."""
+    return int(torch.ops.mkldnn._nbytes(tensor)) if tensor.is_mkldnn else tensor.nbytes

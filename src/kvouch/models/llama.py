@@ -1,0 +1,122 @@
+"""The Llama family (Llama 2 and 3, SmolLM2, Mistral, Qwen 2, 2.5 and 3) in plain torch.
+
+Knows its tensors' names and its arithmetic; the rows, the cache and attention are `step`'s.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvouch.models.config import ModelConfig, Rope
+from kvouch.models.layers import activation, rms_norm, rope_tables, rotate
+from kvouch.models.linear import Linear, pack
+from kvouch.models.source import TensorSource
+from kvouch.models.step import Block, Place, TorchWeights
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaBlock:
+    """One layer: norm, fused query-key-value, attention, output; norm, fused gate and up, down."""
+
+    config: ModelConfig
+    activate: Callable[[Tensor], Tensor]
+    attention_norm: Tensor
+    qkv: Linear  # rows of W: H * D queries, G * D keys, G * D values
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear  # rows of W: the gate, then up
+    down: Linear
+
+    def project(self, x: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        heads, rotated = config.num_attention_heads, config.num_attention_heads + config.num_key_value_heads
+        qkv = self.qkv(rms_norm(x, self.attention_norm, config.norm_eps))
+        qkv = qkv.view(len(x), -1, config.head_dim)
+        query_key, values = qkv[:, :rotated], qkv[:, rotated:]
+        if self.query_norm is not None and self.key_norm is not None:
+            queries = rms_norm(query_key[:, :heads], self.query_norm, config.norm_eps)
+            keys = rms_norm(query_key[:, heads:], self.key_norm, config.norm_eps)
+            query_key = torch.cat([queries, keys], dim=1)
+        if place is not None:
+            query_key = rotate(query_key, *place)
+        return query_key[:, :heads], query_key[:, heads:], values
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        x = x + self.output(attended)
+        gate, up = self.gate_up(rms_norm(x, self.mlp_norm, self.config.norm_eps)).chunk(2, dim=1)
+        return x + self.down(self.activate(gate) * up)
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from (t for t in (self.attention_norm, self.query_norm, self.key_norm, self.mlp_norm) if t is not None)
+        for linear in (self.qkv, self.output, self.gate_up, self.down):
+            yield from linear.tensors
+
+
+class LlamaWeights(TorchWeights):
+    """A Llama-family model, packed for the torch path."""
+
+    def __init__(self, config: ModelConfig, rope: Rope, source: TensorSource) -> None:
+        hidden = config.hidden_size
+        self.embedding = source.take("model.embed_tokens.weight", config.vocab_size, hidden)
+        blocks = [_block(config, source, f"model.layers.{layer}.") for layer in range(config.num_hidden_layers)]
+        super().__init__(config, blocks)
+        self.norm = source.take("model.norm.weight", hidden)
+        tied = config.tie_word_embeddings
+        self.head = pack(self.embedding if tied else source.take("lm_head.weight", config.vocab_size, hidden))
+        tables = rope_tables(rope, config.head_dim, config.max_position_embeddings, self.embedding.dtype)
+        self.cosines, self.sines = (table[:, None].to(self.embedding.device) for table in tables)  # [positions, 1, D]
+
+    def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Place]:
+        return F.embedding(ids, self.embedding), (self.cosines[positions], self.sines[positions])
+
+    def scores(self, x: Tensor) -> Tensor:
+        return self.head(rms_norm(x, self.norm, self.config.norm_eps))
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from (self.embedding, self.norm, self.cosines, self.sines)
+        yield from (t for t in self.head.tensors if t is not self.embedding)
+        for block in self.blocks:
+            yield from block.tensors()
+
+
+def _block(config: ModelConfig, source: TensorSource, prefix: str) -> Block:
+    hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
+    query, key_value = config.num_attention_heads * size, config.num_key_value_heads * size
+    widths = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
+    attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    qkv_bias = [(attention + f"{name}.bias", width) for name, width in widths.items()] if config.qkv_bias else []
+    mlp_bias = [(mlp + f"{name}.bias", inner) for name in ("gate_proj", "up_proj")] if config.mlp_bias else []
+    return LlamaBlock(
+        config=config,
+        activate=activation(config.activation),
+        attention_norm=source.take(prefix + "input_layernorm.weight", hidden),
+        qkv=_fused(source, [(attention + f"{name}.weight", width) for name, width in widths.items()], hidden, qkv_bias),
+        query_norm=source.take(attention + "q_norm.weight", size) if config.qk_norm else None,
+        key_norm=source.take(attention + "k_norm.weight", size) if config.qk_norm else None,
+        output=pack(
+            source.take(attention + "o_proj.weight", hidden, query),
+            source.take(attention + "o_proj.bias", hidden) if config.output_bias else None,
+        ),
+        mlp_norm=source.take(prefix + "post_attention_layernorm.weight", hidden),
+        gate_up=_fused(
+            source, [(mlp + f"{name}.weight", inner) for name in ("gate_proj", "up_proj")], hidden, mlp_bias
+        ),
+        down=pack(
+            source.take(mlp + "down_proj.weight", hidden, inner),
+            source.take(mlp + "down_proj.bias", hidden) if config.mlp_bias else None,
+        ),
+    )
+
+
+def _fused(
+    source: TensorSource, weights: Sequence[tuple[str, int]], inputs: int, biases: Sequence[tuple[str, int]]
+) -> Linear:
+    """Several products of the same rows as one: (name, outputs) each."""
+    weight = torch.cat([source.take(name, width, inputs) for name, width in weights])
+    bias = torch.cat([source.take(name, width) for name, width in biases]) if biases else None
+    return pack(weight, bias)

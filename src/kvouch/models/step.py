@@ -1,0 +1,127 @@
+"""One step of a model in plain torch: new rows in, scores out, the cache filled. Knows no family and no file.
+
+The step is the seam between the two paths: whatever else has `step` (compiled kernels, say) can stand in its place.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvouch.contract import Arithmetic, KVCache, Rows
+from kvouch.errors import NonFinite
+from kvouch.models.attention import QueryRows, attend
+from kvouch.models.config import ModelConfig
+from kvouch.models.linear import storage_bytes
+
+Place = tuple[Tensor, Tensor] | None
+"""Rope's cosines and sines for the rows of a step; None where positions are learned."""
+
+
+class Block(Protocol):
+    """One layer of a decoder, split where attention reads the cache."""
+
+    def project(self, x: Tensor, place: Place) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [R, H, D], keys [R, G, D] and values [R, G, D] of rows x."""
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The rows after the output projection and the feed-forward part."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor held in memory, once."""
+
+
+class TorchWeights(ABC):
+    """The weights of one model, packed for the torch path."""
+
+    def __init__(self, config: ModelConfig, blocks: Sequence[Block]) -> None:
+        self.config = config
+        self.blocks = blocks
+        self.arithmetic = Arithmetic()
+
+    @abstractmethod
+    def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Place]:
+        """The first rows x of ids [R] at positions [R], and where they stand."""
+
+    @abstractmethod
+    def scores(self, x: Tensor) -> Tensor:
+        """Final norm and head: [R, V]."""
+
+    @abstractmethod
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor held in memory, once."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(storage_bytes(tensor) for tensor in self.tensors())
+
+    def step(self, ids: Tensor, cache: KVCache, rows: Rows) -> Tensor | None:
+        """Scores of ids [B, T] at positions [cache.length, cache.length + T), all in one attention tile.
+
+        Float32 [B, V] for `last`, [B, T, V] for `all`, None for `none`. Fills every layer of the cache and does not
+        advance it. Raises NonFinite.
+        """
+        plan = StepRows(cache, batch=len(ids), first=cache.length, count=ids.shape[1], weights=self)
+        x, place = self.embed(plan.pad(ids.flatten()), plan.pad(plan.positions))  # [R, hidden]
+        for layer, block in enumerate(self.blocks):
+            queries, keys, values = block.project(x, place)
+            cache.update(layer, plan.by_sequence(keys), plan.by_sequence(values))
+            if layer == len(self.blocks) - 1:  # what follows concerns only the rows that get scores
+                plan.check_finite(x, keys, values)
+                if rows == "none":
+                    return None
+                if rows == "last":
+                    x, queries, plan = plan.newest(x), plan.newest(queries), plan.only_newest(cache, self)
+                    x = plan.pad(x)
+            x = block.finish(x, plan.pad(attend(queries[: plan.total], cache.tiles(layer), plan.queries)))
+        scores = self.scores(x)[: plan.total].float()
+        plan.check_finite(scores)
+        return scores if rows == "last" else scores.unflatten(0, (len(ids), -1))
+
+
+class StepRows:
+    """The rows of a step: positions [first, first + count) of each of `batch` sequences, padded to the row quantum."""
+
+    def __init__(self, cache: KVCache, *, batch: int, first: int, count: int, weights: TorchWeights) -> None:
+        self.batch, self.first, self.count = batch, first, count
+        self.total = batch * count
+        self.padding = -self.total % weights.arithmetic.linear_rows
+        self.positions = torch.arange(first, first + count, device=cache.device).repeat(batch)
+        self.queries = QueryRows(
+            batch=batch,
+            first=first,
+            count=count,
+            group=weights.config.group,
+            quantum=weights.arithmetic.attention_rows,
+            dtype=cache.dtype,
+            device=cache.device,
+        )
+
+    def pad(self, rows: Tensor) -> Tensor:
+        """Repeats the last row up to a multiple of the quantum; what the extra rows compute is dropped."""
+        return torch.cat([rows, rows[-1:].expand(self.padding, *rows.shape[1:])]) if self.padding else rows
+
+    def by_sequence(self, rows: Tensor) -> Tensor:
+        """[R, G, D] -> [B, G, T, D]."""
+        return rows[: self.total].view(self.batch, self.count, *rows.shape[1:]).transpose(1, 2)
+
+    def only_newest(self, cache: KVCache, weights: TorchWeights) -> "StepRows":
+        """The plan for the newest position of each sequence alone."""
+        return StepRows(cache, batch=self.batch, first=self.first + self.count - 1, count=1, weights=weights)
+
+    def newest(self, rows: Tensor) -> Tensor:
+        """[R, ...] -> [B, ...], the rows of the newest positions."""
+        return rows[: self.total].unflatten(0, (self.batch, self.count))[:, -1]
+
+    def check_finite(self, *tensors: Tensor) -> None:
+        """Refuses rows [R, ...] that hold an infinity or a NaN: through a sum they would reach other positions."""
+        for tensor in tensors:
+            finite = tensor[: self.total].isfinite()
+            if not finite.all():
+                row = int((~finite.flatten(1).all(1)).nonzero()[0])
+                raise NonFinite(
+                    f"position {self.first + row % self.count}: the computation gave an infinity or a NaN; "
+                    f"nothing was kept (weights or dtype {tensor.dtype} at fault)"
+                )

@@ -1,0 +1,99 @@
+"""Is a row's result independent of the rows beside it, here and now? Finds the row quanta and sets the grade.
+
+Knows how to run a model on ids in chunks; knows nothing of what the model is. Nothing is assumed: the same ids go
+through in two large pieces and in many small ones, over a tile edge, and all keys, values and scores are compared.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvouch.contract import TILE, Arithmetic, Grade, KVCache, Rows
+from kvouch.numerics.bits import same_bits
+
+CANDIDATES = (
+    Arithmetic(),
+    Arithmetic(attention_rows=4),
+    Arithmetic(linear_rows=4, attention_rows=4),
+    Arithmetic(linear_rows=8, attention_rows=8),
+    Arithmetic(linear_rows=16, attention_rows=16),
+)
+BEYOND_TILE = 32  # positions past the first tile edge
+CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 31, 33, 64)
+
+
+class Subject(Protocol):
+    """What is probed: a model, or its first layers."""
+
+    def run(self, ids: Tensor, cache: KVCache, rows: Rows, arithmetic: Arithmetic) -> Tensor | None:
+        """`forward_cached` under an arithmetic."""
+
+    def new_cache(self, device: torch.device) -> KVCache: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeResult:
+    """The quanta to compute with and what they make true."""
+
+    arithmetic: Arithmetic
+    grade: Grade
+
+
+def probe(ids: Tensor, *, layers: Subject, model: Subject) -> ProbeResult:
+    """The smallest quanta under which `layers` (a few layers and the head) is exact; else the `model`'s tolerance."""
+    for arithmetic in CANDIDATES:
+        if chunking_difference(layers, ids, arithmetic) == 0.0:
+            return ProbeResult(arithmetic=arithmetic, grade=Grade())
+    plain = CANDIDATES[0]
+    return ProbeResult(arithmetic=plain, grade=Grade(tolerance=chunking_difference(model, ids, plain)))
+
+
+def probe_ids(vocab_size: int, context: int, device: torch.device) -> Tensor:
+    """Fixed ids [1, n]: a tile and a little more, where the context has it; multiples of a prime, so spread out."""
+    count = min(TILE + BEYOND_TILE, context)
+    return (torch.arange(1, count + 1, dtype=torch.int64, device=device) * 7_368_787 % vocab_size)[None]
+
+
+def chunking_difference(subject: Subject, ids: Tensor, arithmetic: Arithmetic) -> float:
+    """Largest difference of a score between two large pieces and many small ones; 0.0 only if all bits agree."""
+    total = ids.shape[1]
+    compared = max(total - BEYOND_TILE, 0)  # scores are compared in [compared, total)
+    whole, cut = subject.new_cache(ids.device), subject.new_cache(ids.device)
+    if compared:
+        subject.run(ids[:, :compared], whole, "none", arithmetic)
+    wanted = subject.run(ids[:, compared:], whole, "all", arithmetic)  # [1, total - compared, V]
+    worst, exact = 0.0, True
+    for stop in _small_pieces(compared, total):
+        found = subject.run(ids[:, cut.length : stop], cut, "last" if stop > compared else "none", arithmetic)
+        if found is not None and wanted is not None:
+            expected = wanted[:, stop - compared - 1]
+            exact = exact and same_bits(found, expected)
+            worst = max(worst, float((found - expected).abs().max()))
+    if exact and _same_state(whole, cut):
+        return 0.0
+    return max(worst, torch.finfo(torch.float32).tiny)
+
+
+def _small_pieces(compared: int, total: int) -> Iterator[int]:
+    """Ends of chunks: all small sizes up to `compared`, then single rows and small groups up to `total`."""
+    stop = 0
+    for size in CHUNKS:
+        if stop + size < compared:
+            stop += size
+            yield stop
+    if compared:
+        yield compared
+    for extra in (1, 2, 4, 5, 8, 9, 12, 17, 24, 25, 28):
+        if compared + extra < total:
+            yield compared + extra
+    yield total
+
+
+def _same_state(a: KVCache, b: KVCache) -> bool:
+    for layer in range(a.num_layers):
+        if not all(same_bits(x, y) for x, y in zip(a.read(layer), b.read(layer), strict=True)):
+            return False
+    return True

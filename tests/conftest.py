@@ -1,0 +1,19 @@
+"""Fixtures that every test may use. Knows where pulled models are; pulls nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from kvouch.loader.home import kvouch_home
+from kvouch.loader.pull import list_models
+
+SMOLLM2 = "smollm2-135m-instruct-q4_1"
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """The directory of the real model, or a skip that says what to run."""
+    for model in list_models(kvouch_home()):
+        if model.name == SMOLLM2:
+            return model.path
+    pytest.skip(f"{SMOLLM2} is not under {kvouch_home()}: run `kvouch models pull {SMOLLM2}`")

@@ -5,11 +5,16 @@ be changed by whoever owns the other end.
 """
 
 import json
+import os
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from kvouch.errors import ArtefactError, ConfigError, FileError
+
+UNREADABLE = (OSError, RuntimeError, ValueError)
+"""What pathlib raises for a path that cannot be resolved: absent or forbidden, a loop of links, no path at all."""
 
 
 class ArtefactFiles:
@@ -18,13 +23,14 @@ class ArtefactFiles:
     def __init__(self, directory: Path) -> None:
         try:
             self.directory = directory.resolve(strict=True)
-        except OSError as error:
-            raise FileError(f"{directory}: no such model directory ({error.strerror})") from error
+        except UNREADABLE as error:
+            raise FileError(f"{directory}: no such model directory ({_reason(error)})") from error
         if not self.directory.is_dir():
             raise FileError(f"{directory}: not a directory")
 
     def exists(self, name: str) -> bool:
-        return (self.directory / name).exists()
+        """Whether the name is taken, be it by a link that leads nowhere: such a file is half-written, not absent."""
+        return os.path.lexists(self.directory / name)
 
     def path(self, name: str) -> Path:
         """The real path of a regular, non-empty file; FileError otherwise."""
@@ -32,8 +38,8 @@ class ArtefactFiles:
         try:
             real = path.resolve(strict=True)
             status = real.stat()
-        except OSError as error:
-            raise FileError(f"{path}: cannot be read ({error.strerror})") from error
+        except UNREADABLE as error:
+            raise FileError(f"{path}: cannot be read ({_reason(error)})") from error
         if path.parent.resolve() != self.directory:
             raise FileError(f"{path}: not a plain file name of {self.directory}")
         if path.is_symlink() and real.parent != self._blobs():
@@ -45,10 +51,13 @@ class ArtefactFiles:
         return real
 
     def text(self, name: str) -> str:
+        real = self.path(name)
         try:
-            return self.path(name).read_bytes().decode("utf-8")
+            return real.read_bytes().decode("utf-8")
         except UnicodeDecodeError as error:
             raise FileError(f"{self.directory / name}: not UTF-8 (byte {error.start})") from error
+        except OSError as error:
+            raise FileError(f"{self.directory / name}: cannot be read ({_reason(error)})") from error
 
     def json(self, name: str) -> dict[str, Any]:
         """The JSON object of a file; a repeated field is an error."""
@@ -65,8 +74,7 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
         if len(fields) < len(pairs):
-            names = [name for name, _ in pairs]
-            repeated = sorted({name for name in names if names.count(name) > 1})
+            repeated = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
             raise ConfigError(f"{where}: repeated fields {repeated}")
         return fields
 
@@ -79,3 +87,7 @@ def parse_object(text: str, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise FileError(f"{where}: a JSON object is needed, found {type(found).__name__}")
     return found
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvouch.cache.sizing import cache_bytes
-from kvouch.contract import CacheShape, Tiles
+from kvouch.contract import TILE, CacheShape, Tiles
 from kvouch.errors import CacheMisuse, CacheOverflow, CacheShapeError
 
 
@@ -47,13 +47,13 @@ class LayeredCache(ABC):
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         try:
             self._check_update(layer, keys, values)
-        except Exception:
+            if not any(self._pending):
+                self._begin(self.length + keys.shape[2])
+            self._pending[layer] = keys.shape[2]
+            return self._write(layer, keys, values)
+        except BaseException:
             self.rollback(self.length)
             raise
-        if not any(self._pending):
-            self._begin(self.length + keys.shape[2])
-        self._pending[layer] = keys.shape[2]
-        return self._write(layer, keys, values)
 
     def advance(self, new_positions: int) -> None:
         unequal = [layer for layer, pending in enumerate(self._pending) if pending != new_positions]
@@ -89,6 +89,7 @@ class LayeredCache(ABC):
     def fork(self) -> Self:
         """An independent copy."""
 
+    @abstractmethod
     def _begin(self, end: int) -> None:
         """Called at the first update of a step that will end at position `end`."""
 
@@ -96,8 +97,9 @@ class LayeredCache(ABC):
     def _write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Stores at [length, length + T) and returns [0, length + T)."""
 
+    @abstractmethod
     def _drop_beyond_length(self) -> None:
-        """Frees what lies beyond the length, where that means anything."""
+        """Called when positions beyond the length are given up."""
 
     def _end(self, layer: int) -> int:
         return self.length + self._pending[layer]
@@ -120,3 +122,9 @@ class LayeredCache(ABC):
         end = self.length + keys.shape[2]
         if self.max_length is not None and end > self.max_length:
             raise CacheOverflow(f"the update ends at position {end}; this cache holds {self.max_length}")
+
+
+def past_tiles(rows: Tensor, past: int) -> Tensor:
+    """Positions [0, past), whole tiles, of rows [B, G, S, D]: a view [B, G, n, W, D]."""
+    batch, heads, _, size = rows.shape
+    return rows[:, :, :past].view(batch, heads, past // TILE, TILE, size)

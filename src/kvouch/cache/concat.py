@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kvouch.cache.base import LayeredCache
+from kvouch.cache.base import LayeredCache, past_tiles
 from kvouch.contract import TILE, CacheShape, Tiles
 
 
@@ -33,8 +33,8 @@ class ConcatCache(LayeredCache):
         keys, values = self._keys[layer], self._values[layer]
         past = (self._end(layer) - 1) // TILE * TILE
         return Tiles(
-            keys[:, :, :past].unflatten(2, (past // TILE, TILE)),
-            values[:, :, :past].unflatten(2, (past // TILE, TILE)),
+            past_tiles(keys, past),
+            past_tiles(values, past),
             _padded_tile(keys[:, :, past:]),
             _padded_tile(values[:, :, past:]),
         )
@@ -48,6 +48,9 @@ class ConcatCache(LayeredCache):
         twin._values = [values[:, :, : self.length].clone() for values in self._values]
         twin.length = self.length
         return twin
+
+    def _begin(self, end: int) -> None:
+        """Nothing lies beyond the length."""
 
     def _write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         self._keys[layer] = torch.cat([self._keys[layer], keys], dim=2)

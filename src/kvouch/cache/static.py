@@ -5,7 +5,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kvouch.cache.base import LayeredCache
+from kvouch.cache.base import LayeredCache, past_tiles
 from kvouch.cache.sizing import whole_tiles
 from kvouch.contract import TILE, CacheShape, Tiles
 from kvouch.errors import CacheShapeError
@@ -50,8 +50,8 @@ class StaticCache(LayeredCache):
             keys, values = self._layers[layer]
             self._past[layer] = past
             self._tiles[layer] = Tiles(
-                keys[:, :, :past].unflatten(2, (past // TILE, TILE)),
-                values[:, :, :past].unflatten(2, (past // TILE, TILE)),
+                past_tiles(keys, past),
+                past_tiles(values, past),
                 keys[:, :, past : past + TILE],
                 values[:, :, past : past + TILE],
             )
@@ -76,3 +76,6 @@ class StaticCache(LayeredCache):
         all_keys[:, :, self.length : end] = keys
         all_values[:, :, self.length : end] = values
         return all_keys[:, :, :end], all_values[:, :, :end]
+
+    def _drop_beyond_length(self) -> None:
+        """They stay in the buffer, out of reach."""

@@ -21,6 +21,10 @@ from kvouch.errors import KvouchError
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
+        "ask": "Answer questions about documents that are read once.",
+        "generate": "Continue a text, or token ids, as they are.",
+        "chat": "Talk, each turn on top of all turns before.",
+        "info": "Show this machine, and a model as it is loaded.",
         "models": "Pull models by name, and list them.",
     }
 )

@@ -35,7 +35,8 @@ class Conversation:
             raise UsageError("the question is empty")
         messages = (*self.messages, {"role": "user", "content": text})
         prompt = tokenizer.render(messages, add_generation_prompt=True)
-        between = self._between(messages, prompt, tokenizer) if self.ids else None
+        follows_answer = bool(self.messages) and self.messages[-1]["role"] == "assistant"
+        between = self._between(messages, prompt, tokenizer) if follows_answer else None
         if between is None:
             ids = tuple(tokenizer.encode(prompt, special=False))
         else:

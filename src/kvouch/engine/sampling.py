@@ -51,7 +51,7 @@ def sample(scores: Tensor, params: SamplingParams, *, step: int) -> int:
 def draw(seed: int, step: int) -> float:
     """A number in [0, 1), evenly spread over seeds and steps."""
     digest = Digest("kvouch.draw.1").field(seed.to_bytes(8, "little")).field(step.to_bytes(8, "little"))
-    return (int(digest.hex()[:16], 16) >> (64 - DRAW_BITS)) / 2**DRAW_BITS
+    return (int(digest.hex()[:16], 16) >> (64 - DRAW_BITS)) / 2.0**DRAW_BITS
 
 
 def _softmax(scores: Tensor, best: Tensor, temperature: float) -> Tensor:

@@ -37,6 +37,8 @@ class ChatTemplate:
             return self._compiled.render(
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
+                tools=None,  # templates ask whether these two are defined, and transformers defines them
+                documents=None,
                 **self._special_tokens,
             )
         except Exception as error:  # a template can raise anything that an expression can

@@ -3,9 +3,8 @@
 Knows where everything comes from; the forward pass it hands out knows none of it.
 """
 
-import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,10 +14,11 @@ from torch import Tensor
 from kvouch.artefact.files import ArtefactFiles
 from kvouch.cache.concat import ConcatCache
 from kvouch.cache.static import StaticCache
-from kvouch.contract import Arithmetic, Grade, KVCache, Progress, Rows
+from kvouch.contract import Grade, KVCache, Progress, Rows
 from kvouch.errors import ConfigError, InvalidIds
 from kvouch.loader.config import parse_config
 from kvouch.loader.home import kvouch_home
+from kvouch.loader.probed import Probed
 from kvouch.loader.pull import resolve
 from kvouch.loader.source import CheckpointSource, ShapeCheck, checkpoint_dtype, drop_tied_head, read_tensors
 from kvouch.loader.tokenizer import Tokenizer, load_tokenizer
@@ -74,7 +74,7 @@ def load(
     device: str = "cpu",
     ignore_config_fields: Iterable[str] = (),
     home: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> Model:
     """Loads a model directory, a name of the catalogue or a hub id (`owner/name[@revision]`).
 
@@ -91,7 +91,9 @@ def load(
     weights = _build(config, tensors, chosen, target, where)
     ids = probe_ids(config.vocab_size, config.max_position_embeddings, target)
     result = probe(
-        ids, layers=_Probed(weights, PROBED_LAYERS, chosen), model=_Probed(weights, config.num_hidden_layers, chosen)
+        ids,
+        layers=Probed(weights, PROBED_LAYERS, chosen, target),
+        model=Probed(weights, config.num_hidden_layers, chosen, target),
     )
     weights.arithmetic = result.arithmetic
     return Model(
@@ -110,11 +112,11 @@ def _dtype(asked: DtypeName, fields: dict[str, Any], tensors: dict[str, Tensor],
         if asked not in DTYPES:
             raise ConfigError(f"dtype {asked!r} is not supported; give one of {['auto', *DTYPES]}")
         return DTYPES[asked]
-    named = fields.get("dtype") or fields.get("torch_dtype")
-    dtype = DTYPES.get(str(named)) if named is not None else checkpoint_dtype(tensors, where)
-    if dtype not in DTYPES.values():
-        raise ConfigError(f"{where}: dtype {named or dtype!r} is not supported; give one of {list(DTYPES)}")
-    return dtype
+    named = next((fields[name] for name in ("dtype", "torch_dtype") if fields.get(name) is not None), None)
+    own = str(named) if named is not None else str(checkpoint_dtype(tensors, where)).removeprefix("torch.")
+    if own not in DTYPES:
+        raise ConfigError(f"{where}: the checkpoint's dtype {own!r} is not supported; give one of {list(DTYPES)}")
+    return DTYPES[own]
 
 
 def _build(
@@ -122,9 +124,9 @@ def _build(
 ) -> TorchWeights:
     """Checks every name and shape first, then packs: each tensor is freed as soon as it is taken."""
     drop_tied_head(tensors, config, where)
-    check = ShapeCheck(tensors)
+    check = ShapeCheck(tensors, where)
     _family(config, check)
-    check.finish(where)
+    check.finish()
     return _family(config, CheckpointSource(tensors, dtype=dtype, device=device))
 
 
@@ -132,19 +134,3 @@ def _family(config: ModelConfig, source: TensorSource) -> TorchWeights:
     if config.rope is None:
         return GPT2Weights(config, source)
     return LlamaWeights(config, config.rope, source)
-
-
-class _Probed:
-    """The first layers of a model and its head, as the probe sees them."""
-
-    def __init__(self, weights: TorchWeights, layers: int, dtype: torch.dtype) -> None:
-        self._weights, self._dtype = copy.copy(weights), dtype
-        self._weights.blocks = weights.blocks[:layers]
-        self._weights.config = replace(weights.config, num_hidden_layers=len(self._weights.blocks))
-
-    def run(self, ids: Tensor, cache: KVCache, rows: Rows, arithmetic: Arithmetic) -> Tensor | None:
-        self._weights.arithmetic = arithmetic
-        return forward_cached(ids, self._weights, self._weights.config, cache, scores=rows)
-
-    def new_cache(self, device: torch.device) -> KVCache:
-        return ConcatCache(self._weights.config, dtype=self._dtype, device=device)

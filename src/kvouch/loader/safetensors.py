@@ -6,6 +6,7 @@ JSON header, then the numbers, without holes).
 """
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,13 @@ import torch
 from torch import Tensor
 
 from kvouch.artefact.files import parse_object
-from kvouch.errors import FileError
+from kvouch.errors import ConfigError, FileError
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
+
+MOST_NUMBERS = 2**59
+"""More than a tensor can have: torch counts its bytes in 63 bits."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -56,7 +60,7 @@ def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _read_header(file: BinaryIO, path: Path) -> list[TensorEntry]:
-    size = path.stat().st_size
+    size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
         raise FileError(f"{path}: no safetensors header in {size} bytes; the file is truncated or of another kind")
@@ -64,6 +68,8 @@ def _read_header(file: BinaryIO, path: Path) -> list[TensorEntry]:
         header = parse_object(file.read(length).decode("utf-8"), f"{path} (header)")
     except UnicodeDecodeError as error:
         raise FileError(f"{path}: the header is not UTF-8; the file is of another kind") from error
+    except ConfigError as error:
+        raise FileError(str(error)) from error
     header.pop("__metadata__", None)
     entries = sorted((_entry(name, fields, path) for name, fields in header.items()), key=lambda e: (e.start, e.stop))
     end = 0
@@ -81,10 +87,10 @@ def _read_header(file: BinaryIO, path: Path) -> list[TensorEntry]:
 def _entry(name: str, fields: Any, path: Path) -> TensorEntry:
     try:
         dtype, shape, (start, stop) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-        whole = all(type(number) is int and number >= 0 for number in (*shape, start, stop))
+        whole = all(type(number) is int and 0 <= number < MOST_NUMBERS for number in (*shape, start, stop))
     except (TypeError, KeyError, ValueError) as error:
         raise FileError(f"{path}: the header's entry for tensor {name} is malformed") from error
-    if not whole or dtype not in DTYPES:
+    if not whole or not isinstance(dtype, str) or dtype not in DTYPES or _volume(shape) >= MOST_NUMBERS:
         raise FileError(
             f"{path}: tensor {name} has dtype {dtype}, shape {shape}, bytes [{start}, {stop}): not supported"
         )
@@ -93,10 +99,15 @@ def _entry(name: str, fields: Any, path: Path) -> TensorEntry:
     return TensorEntry(name=name, dtype=DTYPES[dtype], shape=shape, start=start, stop=stop)
 
 
+def _volume(shape: tuple[int, ...]) -> int:
+    """Numbers of a shape as torch bounds them: an empty dimension does not make the others small."""
+    return math.prod(max(size, 1) for size in shape)
+
+
 def _read_tensor(file: BinaryIO, entry: TensorEntry, path: Path) -> Tensor:
     tensor = torch.empty(entry.shape, dtype=entry.dtype)
     if tensor.numel():
-        into = memoryview(tensor.flatten().view(torch.uint8).numpy())
+        into = tensor.flatten().view(torch.uint8).numpy().data.cast("B")
         while into:
             count = file.readinto(into)  # type: ignore[attr-defined]
             if not count:

@@ -1,5 +1,6 @@
 """A checkpoint's tensors, each taken exactly once. Knows names, shapes and where known buffers may be ignored."""
 
+import math
 import re
 
 import torch
@@ -19,6 +20,8 @@ IGNORED_BUFFERS = re.compile(
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 LISTED = 12
+MOST_FAULTS = 1000  # a config that far off is not walked to its end: it may name a billion layers
+MOST_NUMBERS = 2**48  # no file holds such a tensor
 
 
 def read_tensors(files: ArtefactFiles, family: Family) -> dict[str, Tensor]:
@@ -59,10 +62,10 @@ class CheckpointSource:
 
 
 class ShapeCheck:
-    """Stands in for a source, without a number of it: notes every tensor that is taken, and finds all faults at once."""
+    """Stands in for a source, on no device: notes every tensor that is taken, and finds all faults at once."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: dict[str, Tensor], where: str) -> None:
+        self._tensors, self._where = tensors, where
         self._taken: set[str] = set()
         self._missing: list[str] = []
         self._wrong: list[str] = []
@@ -76,15 +79,20 @@ class ShapeCheck:
         elif not tensor.is_floating_point():
             self._wrong.append(f"{name} of dtype {tensor.dtype}, a floating point dtype is needed")
         self._taken.add(name)
+        if len(self._missing) + len(self._wrong) > MOST_FAULTS or math.prod(shape) > MOST_NUMBERS:
+            self._refuse(leftover=[], more="; the rest was not looked at")
         return torch.empty(shape, device="meta")
 
-    def finish(self, where: str) -> None:
+    def finish(self) -> None:
         """TensorError that lists every missing, left-over and misshapen tensor, if there is one."""
         leftover = [f"{name} {list(t.shape)}" for name, t in self._tensors.items() if name not in self._taken]
+        if self._missing or self._wrong or leftover:
+            self._refuse(leftover=leftover)
+
+    def _refuse(self, *, leftover: list[str], more: str = "") -> None:
         faults = {"missing": self._missing, "left over": leftover, "wrong": self._wrong}
-        if any(faults.values()):
-            text = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
-            raise TensorError(f"{where}: the tensors do not fit the config; {text}")
+        text = "; ".join(f"{kind}: {_listed(names)}" for kind, names in faults.items() if names)
+        raise TensorError(f"{self._where}: the tensors do not fit the config; {text}{more}")
 
 
 def _listed(names: list[str]) -> str:

@@ -42,12 +42,10 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise UsageError(f"the text is not UTF-8 (character {error.start})") from error
-        ids = list(self._core.encode(text, add_special_tokens=special).ids)
-        if special and len(ids) > 1 and ids[0] == ids[1]:
-            plain = list(self._core.encode(text, add_special_tokens=False).ids)
-            if ids[1 : 1 + len(plain)] == plain:  # the text begins with the token that was put before it
-                return ids[1:]
-        return ids
+        encoding = self._core.encode(text, add_special_tokens=special)
+        ids, added = list(encoding.ids), encoding.special_tokens_mask  # 1 for what was put around the text
+        begins_with_it = len(ids) > 1 and added[0] == 1 and added[1] == 0 and ids[0] == ids[1]
+        return ids[1:] if begins_with_it else ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self._core.decode(list(ids), skip_special_tokens=skip_special)

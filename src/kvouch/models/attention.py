@@ -35,9 +35,8 @@ class QueryRows:
         self.padding = -self.folded % quantum
         row = torch.arange(self.folded + self.padding, device=device) // group  # a padding row may see beyond
         hidden = torch.arange(TILE, device=device) > (first % TILE + row)[:, None]
-        self.mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(
-            hidden, -math.inf
-        )  # [rows, W], for the last tile
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+        self.mask = mask.masked_fill_(hidden, -math.inf)  # [rows, W], for the last tile
 
     def fold(self, queries: Tensor) -> Tensor:
         """[B * T, H, D] -> [B, G, rows, D]."""

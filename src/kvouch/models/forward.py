@@ -3,13 +3,13 @@
 Knows ids, a cache and weights that can step; refuses to know identities, stores and files.
 """
 
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from kvouch.contract import TILE, KVCache, Rows
-from kvouch.errors import CacheOverflow, CacheShapeError, ContextOverflow, InvalidIds
+from kvouch.errors import CacheOverflow, CacheShapeError, ContextOverflow, InvalidIds, UsageError
 from kvouch.models.config import ModelConfig
 
 
@@ -27,8 +27,10 @@ def forward_cached(
 
     Returns float32 scores of the last position [B, V], of `all` [B, T, V], or None for `none`. The work is cut at
     absolute tile edges, so the bits do not depend on how ids were cut into calls. Whatever raises leaves the cache
-    as it was: InvalidIds, CacheShapeError, ContextOverflow, CacheOverflow before any work, NonFinite in it.
+    as it was: UsageError, InvalidIds, CacheShapeError, ContextOverflow, CacheOverflow before any work, NonFinite in it.
     """
+    if scores not in get_args(Rows):
+        raise UsageError(f"scores is {scores!r}; give one of {list(get_args(Rows))}")
     _check(ids, config, cache)
     start, end = cache.length, cache.length + ids.shape[1]
     found = []

@@ -1,6 +1,6 @@
 """GPT-2 in plain torch. Knows its tensors' names (without the `transformer.` prefix) and its arithmetic."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -46,10 +46,13 @@ class GPT2Block:
         x = x + self.output(attended)
         return x + self.down(self.activate(self.up(self.mlp_norm(x))))
 
+    def linears(self) -> Sequence[Linear]:
+        return (self.qkv, self.output, self.up, self.down)
+
     def tensors(self) -> Iterator[Tensor]:
         for norm in (self.attention_norm, self.mlp_norm):
             yield from (norm.weight, norm.bias)
-        for linear in (self.qkv, self.output, self.up, self.down):
+        for linear in self.linears():
             yield from linear.tensors
 
 

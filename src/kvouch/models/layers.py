@@ -15,6 +15,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Layer norm over the last dimension (Ba et al., 2016)."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
@@ -45,6 +46,7 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def activation(name: Activation) -> Callable[[Tensor], Tensor]:
+    """The function of that name, element by element."""
     match name:
         case "silu":
             return F.silu

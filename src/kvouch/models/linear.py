@@ -20,6 +20,10 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
     @property
+    def inputs(self) -> int:
+        """K."""
+
+    @property
     def tensors(self) -> list[Tensor]:
         """What it holds in memory."""
 
@@ -28,7 +32,7 @@ class PlainLinear:
     """The weight as it is, multiplied by `F.linear`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight, self.bias = weight, bias
+        self.weight, self.bias, self.inputs = weight, bias, weight.shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
@@ -43,7 +47,7 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS)
-        self.bias = bias
+        self.bias, self.inputs = bias, weight.shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")

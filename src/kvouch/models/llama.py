@@ -51,9 +51,12 @@ class LlamaBlock:
         gate, up = self.gate_up(rms_norm(x, self.mlp_norm, self.config.norm_eps)).chunk(2, dim=1)
         return x + self.down(self.activate(gate) * up)
 
+    def linears(self) -> Sequence[Linear]:
+        return (self.qkv, self.output, self.gate_up, self.down)
+
     def tensors(self) -> Iterator[Tensor]:
         yield from (t for t in (self.attention_norm, self.query_norm, self.key_norm, self.mlp_norm) if t is not None)
-        for linear in (self.qkv, self.output, self.gate_up, self.down):
+        for linear in self.linears():
             yield from linear.tensors
 
 
@@ -87,15 +90,14 @@ class LlamaWeights(TorchWeights):
 def _block(config: ModelConfig, source: TensorSource, prefix: str) -> Block:
     hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
     query, key_value = config.num_attention_heads * size, config.num_key_value_heads * size
-    widths = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}
+    qkv = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}  # outputs of each, in the fused order
+    gate_up = {"gate_proj": inner, "up_proj": inner}
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
-    qkv_bias = [(attention + f"{name}.bias", width) for name, width in widths.items()] if config.qkv_bias else []
-    mlp_bias = [(mlp + f"{name}.bias", inner) for name in ("gate_proj", "up_proj")] if config.mlp_bias else []
     return LlamaBlock(
         config=config,
         activate=activation(config.activation),
         attention_norm=source.take(prefix + "input_layernorm.weight", hidden),
-        qkv=_fused(source, [(attention + f"{name}.weight", width) for name, width in widths.items()], hidden, qkv_bias),
+        qkv=_fused(source, attention, qkv, hidden, bias=config.qkv_bias),
         query_norm=source.take(attention + "q_norm.weight", size) if config.qk_norm else None,
         key_norm=source.take(attention + "k_norm.weight", size) if config.qk_norm else None,
         output=pack(
@@ -103,9 +105,7 @@ def _block(config: ModelConfig, source: TensorSource, prefix: str) -> Block:
             source.take(attention + "o_proj.bias", hidden) if config.output_bias else None,
         ),
         mlp_norm=source.take(prefix + "post_attention_layernorm.weight", hidden),
-        gate_up=_fused(
-            source, [(mlp + f"{name}.weight", inner) for name in ("gate_proj", "up_proj")], hidden, mlp_bias
-        ),
+        gate_up=_fused(source, mlp, gate_up, hidden, bias=config.mlp_bias),
         down=pack(
             source.take(mlp + "down_proj.weight", hidden, inner),
             source.take(mlp + "down_proj.bias", hidden) if config.mlp_bias else None,
@@ -113,10 +113,17 @@ def _block(config: ModelConfig, source: TensorSource, prefix: str) -> Block:
     )
 
 
-def _fused(
-    source: TensorSource, weights: Sequence[tuple[str, int]], inputs: int, biases: Sequence[tuple[str, int]]
-) -> Linear:
-    """Several products of the same rows as one: (name, outputs) each."""
-    weight = torch.cat([source.take(name, width, inputs) for name, width in weights])
-    bias = torch.cat([source.take(name, width) for name, width in biases]) if biases else None
-    return pack(weight, bias)
+def _fused(source: TensorSource, prefix: str, outputs: dict[str, int], inputs: int, *, bias: bool) -> Linear:
+    """Several products of the same rows as one, in the order of `outputs`."""
+    weight = _joined([source.take(f"{prefix}{name}.weight", width, inputs) for name, width in outputs.items()])
+    biases = [source.take(f"{prefix}{name}.bias", width) for name, width in outputs.items()] if bias else None
+    return pack(weight, _joined(biases) if biases else None)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """Tensors one below the other. `torch.cat` on the meta device, where shapes are checked, imports for seconds."""
+    widths = [len(part) for part in parts]
+    joined = parts[0].new_empty(sum(widths), *parts[0].shape[1:])
+    for part, rows in zip(parts, joined.split(widths), strict=True):
+        rows.copy_(part)
+    return joined

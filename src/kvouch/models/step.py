@@ -14,7 +14,7 @@ from kvouch.contract import Arithmetic, KVCache, Rows
 from kvouch.errors import NonFinite
 from kvouch.models.attention import QueryRows, attend
 from kvouch.models.config import ModelConfig
-from kvouch.models.linear import storage_bytes
+from kvouch.models.linear import Linear, storage_bytes
 
 Place = tuple[Tensor, Tensor] | None
 """Rope's cosines and sines for the rows of a step; None where positions are learned."""
@@ -29,12 +29,17 @@ class Block(Protocol):
     def finish(self, x: Tensor, attended: Tensor) -> Tensor:
         """The rows after the output projection and the feed-forward part."""
 
+    def linears(self) -> Sequence[Linear]:
+        """Its matrix products."""
+
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor held in memory, once."""
 
 
 class TorchWeights(ABC):
     """The weights of one model, packed for the torch path."""
+
+    head: Linear
 
     def __init__(self, config: ModelConfig, blocks: Sequence[Block]) -> None:
         self.config = config
@@ -78,7 +83,7 @@ class TorchWeights(ABC):
             x = block.finish(x, plan.pad(attend(queries[: plan.total], cache.tiles(layer), plan.queries)))
         scores = self.scores(x)[: plan.total].float()
         plan.check_finite(scores)
-        return scores if rows == "last" else scores.unflatten(0, (len(ids), -1))
+        return scores if rows == "last" else scores.view(len(ids), -1, self.config.vocab_size)
 
 
 class StepRows:
@@ -113,7 +118,7 @@ class StepRows:
 
     def newest(self, rows: Tensor) -> Tensor:
         """[R, ...] -> [B, ...], the rows of the newest positions."""
-        return rows[: self.total].unflatten(0, (self.batch, self.count))[:, -1]
+        return rows[: self.total].view(self.batch, self.count, *rows.shape[1:])[:, -1]
 
     def check_finite(self, *tensors: Tensor) -> None:
         """Refuses rows [R, ...] that hold an infinity or a NaN: through a sum they would reach other positions."""

@@ -1,10 +1,12 @@
 """Is a row's result independent of the rows beside it, here and now? Finds the row quanta and sets the grade.
 
-Knows how to run a model on ids in chunks; knows nothing of what the model is. Nothing is assumed: the same ids go
-through in two large pieces and in many small ones, over a tile edge, and all keys, values and scores are compared.
+Knows functions of rows, and how to run a model on ids in chunks; knows nothing of what the model is. Two questions:
+how many rows must a product or a tile be given at least, so that no row's bits depend on how many there are; and does
+the whole then give the same keys, values and scores in two large pieces as in many small ones, over a tile edge. The
+first is asked of many more numbers, since rounding to 16 bits hides most differences of a sum.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,19 +16,24 @@ from torch import Tensor
 from kvouch.contract import TILE, Arithmetic, Grade, KVCache, Rows
 from kvouch.numerics.bits import same_bits
 
-CANDIDATES = (
-    Arithmetic(),
-    Arithmetic(attention_rows=4),
-    Arithmetic(linear_rows=4, attention_rows=4),
-    Arithmetic(linear_rows=8, attention_rows=8),
-    Arithmetic(linear_rows=16, attention_rows=16),
-)
+RowFunction = Callable[[Tensor], Tensor]
+"""Rows [R, ...] to rows [R, ...]."""
+
+LINEAR_QUANTA = (1, 4, 8, 16, 32)
+ATTENTION_QUANTA = (4, 8, 16, 32)  # one to three rows take another kernel, whose difference rounding may hide
+ROW_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 33, 65, 100, 193, 260, 300, 513)
 BEYOND_TILE = 32  # positions past the first tile edge
 CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 31, 33, 64)
 
 
 class Subject(Protocol):
     """What is probed: a model, or its first layers."""
+
+    def products(self) -> Iterable[tuple[RowFunction, Tensor]]:
+        """Every kind of matrix product, with sample rows."""
+
+    def attention(self) -> Iterable[tuple[RowFunction, Tensor]]:
+        """Attention over full and over masked tiles, with sample rows."""
 
     def run(self, ids: Tensor, cache: KVCache, rows: Rows, arithmetic: Arithmetic) -> Tensor | None:
         """`forward_cached` under an arithmetic."""
@@ -43,12 +50,31 @@ class ProbeResult:
 
 
 def probe(ids: Tensor, *, layers: Subject, model: Subject) -> ProbeResult:
-    """The smallest quanta under which `layers` (a few layers and the head) is exact; else the `model`'s tolerance."""
-    for arithmetic in CANDIDATES:
-        if chunking_difference(layers, ids, arithmetic) == 0.0:
-            return ProbeResult(arithmetic=arithmetic, grade=Grade())
-    plain = CANDIDATES[0]
+    """Quanta under which `layers` (a few layers and the head) is exact; without any, the tolerance of `model`."""
+    linear = smallest_quantum(layers.products(), LINEAR_QUANTA)
+    attention = smallest_quantum(layers.attention(), ATTENTION_QUANTA)
+    if linear is not None and attention is not None:
+        exact = Arithmetic(linear_rows=linear, attention_rows=attention)
+        if chunking_difference(layers, ids, exact) == 0.0:
+            return ProbeResult(arithmetic=exact, grade=Grade())
+    plain = Arithmetic()
     return ProbeResult(arithmetic=plain, grade=Grade(tolerance=chunking_difference(model, ids, plain)))
+
+
+def smallest_quantum(functions: Iterable[tuple[RowFunction, Tensor]], quanta: Sequence[int]) -> int | None:
+    """The first quantum in whose multiples rows keep their bits, for all functions; None where none does."""
+    for function, rows in functions:
+        whole = function(rows)
+        while quanta and not _keeps_bits(function, rows, whole, quanta[0]):
+            quanta = quanta[1:]
+    return quanta[0] if quanta else None
+
+
+def _keeps_bits(function: RowFunction, rows: Tensor, whole: Tensor, quantum: int) -> bool:
+    counts = {-(-count // quantum) * quantum for count in ROW_COUNTS}
+    return all(
+        same_bits(function(rows[-count:].contiguous()), whole[-count:]) for count in sorted(counts) if count < len(rows)
+    )
 
 
 def probe_ids(vocab_size: int, context: int, device: torch.device) -> Tensor:

@@ -1,0 +1,46 @@
+# Two commands: `make demo` and `make test`. Each makes what it needs, on a machine with Python 3.11+ and a package index.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL := smollm2-135m-instruct-q4_1
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench bench-readme model clean
+
+demo: $(READY)
+	$(BIN)/kvouch models pull $(MODEL)
+	$(BIN)/kvouch ask --model $(MODEL) --dtype float32 --max-new-tokens 48 --doc examples/declaration.txt \
+	  "Who is accused in this document, and by whom?" \
+	  "Which rights does the document call unalienable?" \
+	  "What do the representatives pledge to each other?"
+
+test: $(READY)
+	-$(BIN)/kvouch models pull $(MODEL)
+	$(BIN)/pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m benchmarks.readme --check
+
+bench: $(READY)
+	$(BIN)/kvouch models pull $(MODEL)
+	$(BIN)/python -m benchmarks.torch_path
+
+bench-readme: $(READY)
+	$(BIN)/python -m benchmarks.readme
+
+model: $(READY)
+	$(BIN)/kvouch models pull $(MODEL)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gguf,bench,test,check]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

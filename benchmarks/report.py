@@ -1,0 +1,202 @@
+"""The report of a run, from its results and environment alone. Pure: reads and writes no file; no number is its own."""
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.table import (
+    MISSING,
+    Results,
+    grade,
+    label,
+    markdown,
+    memory_over,
+    milliseconds,
+    pairs,
+    ratio,
+)
+
+GOALS = {"decode": 1.3, "prefill": 1.0, "warm": 1.0}  # smallest ratio
+MEMORY_MB, LOAD_S, HELP_S = 64.0, 3.0, 0.3  # largest
+
+
+def report(results: Results, environment: Results) -> str:
+    """Markdown."""
+    parts = [
+        "# The torch path beside transformers",
+        _quick(results) + _machine(results, environment),
+        "## Reach",
+        markdown(("goal", "wanted", "found", "met"), _goals(results)),
+        "## Walls",
+        "Measured at the start of each round, best of its runs. No step can be faster than reading the weights once.",
+        markdown(("round", "read GB/s", "fp32 GFLOP/s", "bf16 GFLOP/s"), _walls(results)),
+        markdown(("model", "decode floor, ms", "prefill floor of 1,024, ms"), _floors(results)),
+        *(part for pair in pairs(results) for part in _section(results, *pair)),
+        "## Memory",
+        "Resident set after loading, a prefill and 8 steps, garbage collected, in MB.",
+        markdown(
+            ("model", "resident", "bare torch", "weights held", "weights, once", "cache", "over", "over, trimmed"),
+            _memory(results),
+        ),
+        "## Load and help",
+        _load(results),
+        "## Do all peers compute the same model?",
+        "The first 8 greedy ids after 16 ids of the prompt, by peer and cache.",
+        markdown(("model", "kvouch", "dynamic", "static", "equal"), _ids(results)),
+        *_list("One round only, since a process takes so long", results["one_round_only"]),
+        *_list("Failures", results["failures"]),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _list(title: str, items: list[str]) -> list[str]:
+    return [f"## {title}", "\n".join(f"- {one}" for one in items)] if items else []
+
+
+def goals(results: Results) -> list[tuple[str, str, str, bool]]:
+    """Name, what is wanted, what was found, whether it is met; the worst figure of each kind speaks for it."""
+    found = []
+    for model, dtype in pairs(results):
+        for kind, wanted in GOALS.items():
+            ratios = [
+                min(one["ratio"], one["ratio_rounds_median"])
+                for one in results["comparisons"]
+                if (one["model"], one["dtype"]) == (model, dtype) and one["figure"].split()[0] == kind
+            ]
+            if ratios:
+                name = f"{label(model, dtype)}: {kind}, worst ratio"
+                found.append((name, f"≥ {wanted:.2f}", ratio(min(ratios)), min(ratios) >= wanted))
+        name, seen = f"{label(model, dtype)}: grade", grade(results, model, dtype)
+        found.append((name, "bitwise", seen, seen == "bitwise"))
+    for one in results["memory"]:
+        over = memory_over(results, one)
+        name = f"{label(one['model'], one['dtype'])}: MB over bare torch, weights and cache"
+        found.append((name, f"≤ {MEMORY_MB:.0f}", f"{over:.1f}", over <= MEMORY_MB))
+    for name, seconds, most in (
+        ("SmolLM2 bf16: load, s", [one["load_s"] for one in results["load"]], LOAD_S),
+        ("`kvouch --help`, s", results["help_s"], HELP_S),
+    ):
+        if seconds:
+            median = statistics.median(seconds)
+            found.append((name, f"< {most:.1f}", f"{median:.2f}", median < most))
+    return found
+
+
+def _goals(results: Results) -> Iterable[tuple[str, str, str, str]]:
+    return ((name, wanted, found, "yes" if met else "**no**") for name, wanted, found, met in goals(results))
+
+
+def _quick(results: Results) -> str:
+    return "**A quick run at tiny sizes: these figures mean nothing.**\n\n" if results["quick"] else ""
+
+
+def _machine(results: Results, environment: Results) -> str:
+    cpu, packages, torch = environment["cpu"], environment["packages"], environment["torch"]
+    bf16 = "has bf16 instructions" if cpu["bf16_instructions"] else "has no bf16 instructions"
+    dirty = ", with changes that are not committed" if environment["dirty"] else ""
+    return (
+        f"{results['date']}, {cpu['model']} (family {cpu['family']}, model {cpu['model_number']}; {bf16}), "
+        f"{environment['cores']} cores, {environment['memory_gb']} GB, governor {environment['governor']}; "
+        f"torch {packages['torch']} ({torch['capability']}, {torch['threads']} threads), "
+        f"transformers {packages['transformers']}, kvouch {packages['kvouch']} at {environment['commit'][:12]}{dirty}. "
+        f"Rounds: {results['rounds']}; ids: {results['ids']}. Eager, inference mode, scores of the last position, "
+        "argmax read back on every call; transformers with its default (sdpa) attention. Milliseconds; a ratio above "
+        "1 means that kvouch is faster than the better cache of transformers."
+    )
+
+
+def _walls(results: Results) -> Iterable[list[str]]:
+    for wall in results["walls"]:
+        yield [str(wall["round"]), *(f"{max(wall[name]):,.1f}" for name in _WALLS)]
+
+
+_WALLS = ("read_gb_s", "float32_gflop_s", "bfloat16_gflop_s")
+
+
+def _floors(results: Results) -> Iterable[tuple[str, str, str]]:
+    """What the walls allow: every parameter read once; two operations for each matrix number and position."""
+    best = {name: max((max(wall[name]) for wall in results["walls"]), default=None) for name in _WALLS}
+    for model, dtype in pairs(results):
+        about, read, compute = results["models"][model], best["read_gb_s"], best[f"{dtype}_gflop_s"]
+        if read and compute:
+            decode_s = about["total"] * (4 if dtype == "float32" else 2) / 1e9 / read
+            prefill_s = 2 * about["every_row"] * 1024 / 1e9 / compute
+            yield label(model, dtype), milliseconds(decode_s), milliseconds(prefill_s)
+
+
+def _section(results: Results, model: str, dtype: str) -> list[str]:
+    about = results["models"][model]
+    comparisons = [one for one in results["comparisons"] if (one["model"], one["dtype"]) == (model, dtype)]
+    ratios = [
+        (
+            one["figure"],
+            one["ours"],
+            one["theirs"],
+            ratio(one["ratio"]),
+            ratio(one["ratio_rounds_median"]),
+            " ".join(ratio(value) for value in one["ratio_by_round"]),
+        )
+        for one in comparisons
+    ]
+    spreads = [
+        (
+            one["figure"],
+            name,
+            milliseconds(s["median"]),
+            milliseconds(s["min"]),
+            milliseconds(s["max"]),
+            str(s["samples"]),
+        )
+        for one in comparisons
+        for name, s in one["contenders"].items()
+    ]
+    return [
+        f"## {label(model, dtype)}",
+        f"{about['about']}; {about['total']:,} parameters; grade {grade(results, model, dtype)}.",
+        markdown(("figure", "our best", "their best", "ratio", "median of rounds", "by round"), ratios),
+        markdown(("figure", "contender", "median", "min", "max", "samples"), spreads),
+    ]
+
+
+def _memory(results: Results) -> Iterable[list[str]]:
+    for one in results["memory"]:
+        bare = statistics.median(results["bare_rss_bytes"])
+        once = results["models"][one["model"]]["total"] * (4 if one["dtype"] == "float32" else 2)
+        trimmed = memory_over(results, {**one, "rss_bytes": one["rss_trimmed_bytes"]})
+        sizes = (one["rss_bytes"], bare, one["weights_bytes"], once, one["cache_bytes"])
+        yield [
+            label(one["model"], one["dtype"]),
+            *(f"{size / 1e6:,.1f}" for size in sizes),
+            f"{memory_over(results, one):,.1f}",
+            f"{trimmed:,.1f}",
+        ]
+
+
+def _load(results: Results) -> str:
+    imports, loads = ([one[name] for one in results["load"]] for name in ("import_torch_s", "load_s"))
+    lines = []
+    if loads:
+        lines.append(
+            f"SmolLM2 in bf16 loads in {statistics.median(loads):.2f} s ({min(loads):.2f} to {max(loads):.2f}, "
+            f"{len(loads)} fresh processes; `import torch` before it: {statistics.median(imports):.2f} s)."
+        )
+    if seconds := results["help_s"]:
+        lines.append(
+            f"`kvouch --help` takes {statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f}, "
+            f"{len(seconds)} processes)."
+        )
+    return "\n".join(lines)
+
+
+def _ids(results: Results) -> Iterable[list[str]]:
+    for model, dtype in pairs(results):
+        said: dict[tuple[str, str], Any] = {
+            (one["peer"], one["kind"]): one["next_ids"]
+            for one in results["processes"]
+            if (one["model"], one["dtype"]) == (model, dtype)
+        }
+        three = [
+            said.get(key) for key in (("kvouch", "static"), ("transformers", "dynamic"), ("transformers", "static"))
+        ]
+        texts = [MISSING if ids is None else " ".join(map(str, ids)) for ids in three]
+        yield [label(model, dtype), *texts, "yes" if len(set(texts)) == 1 else "no"]

@@ -1,0 +1,123 @@
+"""Every measurement of a run, in rounds: walls, then each model, dtype and peer in turn. Computes nothing from them.
+
+Every peer and dtype has its own process; processes take turns, one at a time, so that a drift of the machine's speed
+hits all alike.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import OURS, Series, compare_all
+from benchmarks.inputs import ABOUT, CONTEXT_TOKENS, count_parameters, prompt_ids
+from benchmarks.machine import console_script
+from benchmarks.processes import Workers
+from benchmarks.sizes import Size
+
+PEERS = ((OURS, "static"), ("transformers", "dynamic"), ("transformers", "static"))
+MEMORY_DECODE_STEPS = 8
+
+Record = dict[str, Any]
+Turn = tuple[str, str, tuple[str, str]]  # model, dtype, peer and its cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a run is given."""
+
+    root: Path
+    workers: Workers
+    size: Size
+    directories: dict[str, Path]  # by model
+    dtypes: tuple[str, ...]
+
+
+def run_all(run: Run) -> tuple[Record, Record]:
+    """Everything that is measured, and what torch sees of the machine."""
+    tokenizer = run.directories["smollm2"] / "tokenizer.json" if "smollm2" in run.directories else None
+    ids, source = prompt_ids(run.root, tokenizer, max(run.size.prefill_tokens) + run.size.warm_new_tokens)
+    bare = [found for _ in range(3) if (found := run.workers.call("bare torch", {"job": "bare"}))]
+    if not bare:
+        raise SystemExit("torch does not run: see above")
+    costs: Record = {
+        "rounds": run.size.rounds,
+        "ids": source,
+        "models": {name: _about(name, path, run.size) for name, path in run.directories.items()},
+        "bare_rss_bytes": [one["rss_bytes"] for one in bare],
+        "help_s": list(_help(run)),
+        "load": list(_load(run)),
+        "memory": list(_memory(run, ids)),
+    }
+    walls, processes, series = [], [], []
+    long: dict[Turn, float] = {}
+    for number in range(1, run.size.rounds + 1):
+        job = {"job": "walls", "floats": run.size.wall_floats, "side": run.size.wall_side}
+        if wall := run.workers.call(f"round {number} walls", job):
+            walls.append({"round": number, **wall})
+        for process, timings in _round(run, number, ids, long):
+            processes.append(process)
+            series += timings
+    return {
+        **costs,
+        "walls": walls,
+        "comparisons": [asdict(one) for one in compare_all(series)],
+        "processes": processes,
+        "series": [asdict(one) for one in series],
+        "one_round_only": [" ".join((model, dtype, *peer)) for model, dtype, peer in long],
+        "failures": run.workers.failures,
+    }, bare[0]["torch"]
+
+
+def _about(name: str, directory: Path, size: Size) -> Record:
+    return {"about": ABOUT[name], **asdict(count_parameters(directory)), "plan": asdict(size.plan(name))}
+
+
+def _round(run: Run, number: int, ids: list[int], long: dict[Turn, float]) -> Iterator[tuple[Record, list[Series]]]:
+    """Each model and dtype, by each peer in turn, but for those that have taken too long; adds to those."""
+    for turn in product(run.directories, run.dtypes, PEERS):
+        model, dtype, (peer, kind) = turn
+        if turn in long:
+            continue
+        job = {"job": peer, "kind": kind, "directory": str(run.directories[model]), "dtype": dtype, "ids": ids}
+        sizes = {"check_tokens": run.size.check_tokens, "plan": asdict(run.size.plan(model))}
+        start = time.perf_counter()
+        found = run.workers.call(f"round {number} {model} {dtype} {peer} {kind}", job | sizes)
+        process_s = time.perf_counter() - start
+        if peer != OURS and process_s > run.size.long_process_s:
+            long[turn] = process_s
+        if found is not None:
+            common: Record = {"round": number, "model": model, "dtype": dtype, "peer": peer}
+            timings = found.pop("timings")
+            process = {**common, "kind": kind, "process_s": process_s, **found}
+            yield process, [_series(common, timing) for timing in timings]
+
+
+def _series(common: Record, timing: Record) -> Series:
+    return Series(**common, figure=timing["figure"], way=timing["way"], seconds=tuple(timing["seconds"]))
+
+
+def _memory(run: Run, ids: list[int]) -> Iterator[Record]:
+    for model, directory in run.directories.items():
+        count = min(max(run.size.prefill_tokens), CONTEXT_TOKENS[model] - MEMORY_DECODE_STEPS)
+        for dtype in run.dtypes:
+            job = {"job": "memory", "directory": str(directory), "dtype": dtype, "ids": ids[:count]}
+            if found := run.workers.call(f"memory {model} {dtype}", {**job, "decode_steps": MEMORY_DECODE_STEPS}):
+                yield {"model": model, "dtype": dtype, **found}
+
+
+def _load(run: Run) -> Iterator[Record]:
+    if "smollm2" in run.directories:
+        for _ in range(run.size.repeats):
+            job = {"job": "load", "directory": str(run.directories["smollm2"]), "dtype": "bfloat16"}
+            if found := run.workers.call("load smollm2 bfloat16", job):
+                yield found
+
+
+def _help(run: Run) -> Iterator[float]:
+    for _ in range(run.size.help_repeats):
+        seconds = run.workers.time_command("kvouch --help", [console_script("kvouch"), "--help"])
+        if seconds is not None:
+            yield seconds

@@ -1,0 +1,72 @@
+"""How much is measured: the full run and a quick one. Knows numbers only."""
+
+from dataclasses import dataclass
+
+from benchmarks.inputs import CONTEXT_TOKENS
+from benchmarks.measure import Bound, Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much is measured."""
+
+    rounds: int
+    decode_contexts: tuple[int, ...]
+    prefill_tokens: tuple[int, ...]
+    warm_prefix: dict[str, int]
+    warm_new_tokens: int
+    check_tokens: int
+    decode_bound: Bound
+    prefill_bound: Bound
+    warm_bound: Bound
+    wall_floats: int
+    wall_side: int
+    long_process_s: float  # a peer whose process takes longer than this has one round only
+    repeats: int
+    help_repeats: int
+
+    def plan(self, model: str) -> Plan:
+        return Plan(
+            decode_contexts=self.decode_contexts,
+            prefill_tokens=self.prefill_tokens,
+            warm_prefix_tokens=self.warm_prefix[model],
+            warm_new_tokens=self.warm_new_tokens,
+            context_tokens=CONTEXT_TOKENS[model],
+            decode_bound=self.decode_bound,
+            prefill_bound=self.prefill_bound,
+            warm_bound=self.warm_bound,
+        )
+
+
+FULL = Size(
+    rounds=3,
+    decode_contexts=(16, 128, 512, 960),
+    prefill_tokens=(512, 1024),
+    warm_prefix={"smollm2": 1024, "gpt2": 512},
+    warm_new_tokens=32,
+    check_tokens=288,  # past the first edge of a tile
+    decode_bound=Bound(least=3, most=24, seconds=1.2),
+    prefill_bound=Bound(least=1, most=4, seconds=2.5),  # with three rounds, three samples at least
+    warm_bound=Bound(least=3, most=8, seconds=1.2),
+    wall_floats=64 << 20,  # 256 MB: far beyond any cache
+    wall_side=2048,
+    long_process_s=100.0,  # GPT-2 in bf16 without bf16 instructions: transformers' layout of its weights is slow there
+    repeats=3,
+    help_repeats=10,
+)
+QUICK = Size(
+    rounds=1,
+    decode_contexts=(16, 40),
+    prefill_tokens=(32, 48),
+    warm_prefix={"smollm2": 48, "gpt2": 32},
+    warm_new_tokens=8,
+    check_tokens=24,
+    decode_bound=Bound(least=3, most=4, seconds=0.2),
+    prefill_bound=Bound(least=3, most=3, seconds=0.0),
+    warm_bound=Bound(least=3, most=3, seconds=0.0),
+    wall_floats=4 << 20,
+    wall_side=256,
+    long_process_s=100.0,
+    repeats=1,
+    help_repeats=3,
+)

@@ -1,0 +1,70 @@
+"""Numbers as text, and markdown tables of them. Pure: knows results.json's fields; reads and writes no file."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.inputs import LABELS
+
+DTYPE_LABELS = {"float32": "fp32", "bfloat16": "bf16"}
+MISSING = "–"
+
+Results = dict[str, Any]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table whose first column is text and whose others are numbers."""
+    rule = ["---", *["--:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, rule, *rows))
+
+
+def milliseconds(seconds: float) -> str:
+    """One decimal below 100 ms, none above."""
+    return f"{seconds * 1e3:.1f}" if seconds < 0.0999 else f"{seconds * 1e3:,.0f}"
+
+
+def ratio(value: float) -> str:
+    """Cut, never rounded up: 1.299 is not 1.30."""
+    return f"{int(value * 100 + 1e-9) / 100:.2f}"
+
+
+def label(model: str, dtype: str) -> str:
+    return f"{LABELS.get(model, model)} {DTYPE_LABELS.get(dtype, dtype)}"
+
+
+def pairs(results: Results) -> list[tuple[str, str]]:
+    """Models and dtypes that have a comparison, in the order of the run."""
+    return list(dict.fromkeys((one["model"], one["dtype"]) for one in results["comparisons"]))
+
+
+def find(results: Results, model: str, dtype: str, figure: str) -> Results | None:
+    """The comparison of one figure; `warm` stands for whatever prefix that model was given."""
+    for one in results["comparisons"]:
+        if (one["model"], one["dtype"]) == (model, dtype) and (one["figure"] == figure or _kind(one) == figure):
+            return dict(one)
+    return None
+
+
+def cell(one: Results | None) -> str:
+    """`ours / theirs (ratio)`, in milliseconds."""
+    if one is None:
+        return MISSING
+    ours, theirs = (one["contenders"][one[side]]["median"] for side in ("ours", "theirs"))
+    return f"{milliseconds(ours)} / {milliseconds(theirs)} ({ratio(one['ratio'])}×)"
+
+
+def grade(results: Results, model: str, dtype: str) -> str:
+    """The grade of our processes, and whether their check of chunks agreed with it."""
+    ours = [p for p in results["processes"] if (p["model"], p["dtype"], p["peer"]) == (model, dtype, "kvouch")]
+    grades = sorted({p["grade"] for p in ours}) or ["no grade"]
+    broken = [p for p in ours if p["grade"] == "bitwise" and not p["chunks_are_equal"]]
+    return ", ".join(grades) + (" REFUTED: chunks gave other bits" if broken else "")
+
+
+def memory_over(results: Results, one: Results) -> float:
+    """Megabytes over bare torch, weights and cache."""
+    bare = sorted(results["bare_rss_bytes"])[len(results["bare_rss_bytes"]) // 2]
+    return float(one["rss_bytes"] - bare - one["weights_bytes"] - one["cache_bytes"]) / 1e6
+
+
+def _kind(one: Results) -> str:
+    return str(one["figure"]).split()[0]

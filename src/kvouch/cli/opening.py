@@ -1,0 +1,47 @@
+"""Opening a model for a command. Knows devices, threads and the bar of a download; computes nothing."""
+
+from typing import TYPE_CHECKING
+
+from kvouch.cli.options import Dtype
+from kvouch.cli.progress import progress_on_stderr
+from kvouch.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvouch.loader.model import Model
+    from kvouch.loader.tokenizer import Tokenizer
+
+MOST_THREADS = 1024
+
+
+def open_model(name: str, *, dtype: Dtype, device: str, threads: int | None) -> "Model":
+    """The loaded model; UsageError for a device or a number of threads that cannot be."""
+    import torch
+
+    from kvouch.loader.model import load
+
+    set_threads(threads)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"device {device!r} cannot be used ({reason}); cpu always can") from error
+    with progress_on_stderr() as progress:
+        return load(name, dtype=dtype, device=device, progress=progress)
+
+
+def set_threads(threads: int | None) -> None:
+    """How many threads torch computes with, from here on."""
+    import torch
+
+    if threads is None:
+        return
+    if not 1 <= threads <= MOST_THREADS:
+        raise UsageError(f"threads is {threads}; give 1 to {MOST_THREADS}")
+    torch.set_num_threads(threads)
+
+
+def tokenizer_of(model: "Model", instead: str) -> "Tokenizer":
+    """The model's tokenizer; UsageError that says what to do `instead` where it has none."""
+    if model.tokenizer is None:
+        raise UsageError(f"{model.name} has no tokenizer.json, so it takes no text; {instead}")
+    return model.tokenizer

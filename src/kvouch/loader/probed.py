@@ -1,0 +1,65 @@
+"""A model as the probe sees it: its matrix products and attention as functions of rows, and itself as a whole."""
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvouch.cache.concat import ConcatCache
+from kvouch.contract import TILE, Arithmetic, KVCache, Rows
+from kvouch.models.attention import tile_attention
+from kvouch.models.forward import forward_cached
+from kvouch.models.step import TorchWeights
+from kvouch.numerics.probe import RowFunction
+
+PRODUCT_ROWS = 101
+HEAD_ROWS = 34  # the head is many times a layer's product
+ATTENTION_ROWS = 3 * TILE
+PAST_TILES = 2
+
+
+class Probed:
+    """The first `layers` of a model, and its head."""
+
+    def __init__(self, weights: TorchWeights, layers: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._weights, self._dtype, self._device = copy.copy(weights), dtype, device
+        self._weights.blocks = weights.blocks[:layers]
+        self._weights.config = replace(weights.config, num_hidden_layers=len(self._weights.blocks))
+
+    def products(self) -> Iterator[tuple[RowFunction, Tensor]]:
+        for linear in self._weights.blocks[0].linears():
+            yield torch.inference_mode()(linear), self._sample(PRODUCT_ROWS, linear.inputs)
+        yield torch.inference_mode()(self._weights.head), self._sample(HEAD_ROWS, self._weights.head.inputs)
+
+    def attention(self) -> Iterator[tuple[RowFunction, Tensor]]:
+        config = self._weights.config
+        heads, size = config.num_key_value_heads, config.head_dim
+        keys, values = self._sample(2, PAST_TILES, heads, TILE, size)
+
+        def over_tiles(rows: Tensor, visible: int) -> Tensor:
+            """Queries [R, G, D] over all tiles, each showing its first keys only: [R, outputs and log-sum-exps]."""
+            mask = None
+            if visible < TILE:
+                mask = rows.new_zeros(len(rows), TILE)
+                mask[:, visible:] = -math.inf
+            queries = rows.transpose(0, 1).expand(PAST_TILES, -1, -1, -1)
+            outputs, masses = tile_attention(queries, keys, values, mask)
+            return torch.cat([outputs.float(), masses[..., None]], -1).permute(2, 0, 1, 3)
+
+        for visible in (TILE, 100):
+            yield partial(over_tiles, visible=visible), self._sample(ATTENTION_ROWS, heads, size)
+
+    def run(self, ids: Tensor, cache: KVCache, rows: Rows, arithmetic: Arithmetic) -> Tensor | None:
+        self._weights.arithmetic = arithmetic
+        return forward_cached(ids, self._weights, self._weights.config, cache, scores=rows)
+
+    def new_cache(self, device: torch.device) -> KVCache:
+        return ConcatCache(self._weights.config, dtype=self._dtype, device=device)
+
+    def _sample(self, *shape: int) -> Tensor:
+        numbers = torch.randn(shape, generator=torch.Generator().manual_seed(shape[0]))
+        return numbers.to(self._device, self._dtype)

@@ -1,0 +1,113 @@
+"""L1: scores are a function of the ids alone; how they were cut into calls changes no bit of K, V or scores."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from law.chunkings import all_scores, differences, random_chunks, run_chunks
+from tiny_models import random_ids, tiny_model
+
+from kvouch.contract import TILE, KVCache
+from kvouch.loader.model import DtypeName, Model, load
+from kvouch.models.tiny import TINY_CONFIGS
+from kvouch.numerics.bits import same_bits
+
+pytestmark = pytest.mark.law(1)
+
+TINY_LENGTH = 2 * TILE + 37
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def both_caches(model: Model, length: int) -> dict[str, KVCache]:
+    return {"concat": model.concat_cache(), "static": model.static_cache(length)}
+
+
+def check_chunkings(model: Model, plans: list[list[int]]) -> None:
+    ids = random_ids(TINY_LENGTH)
+    reference = model.static_cache(TINY_LENGTH)
+    wanted = all_scores(model, ids, reference)
+    for plan in plans:
+        for name, cache in both_caches(model, TINY_LENGTH).items():
+            for length, scores in run_chunks(model, ids, cache, plan):
+                assert same_bits(scores, wanted[:, length - 1]), f"{name}: scores at {length - 1}"
+            assert differences(cache, reference) == [], name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("family", TINY_CONFIGS)
+def test_chunking_changes_no_bit_of_a_tiny_model(family: str, dtype: DtypeName) -> None:
+    model = tiny_model(family, dtype)
+    assert model.grade.name == "bitwise"
+    one_by_one = [[1] * TINY_LENGTH] if family in ("gpt2", "smollm2") else []
+    check_chunkings(model, [*one_by_one, *(random_chunks(TINY_LENGTH, seed) for seed in range(2))])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["gpt2", "smollm2"])
+def test_twenty_chunkings_on_two_threads_change_no_bit(family: str, dtype: DtypeName, two_threads: None) -> None:
+    check_chunkings(tiny_model(family, dtype), [random_chunks(TINY_LENGTH, seed) for seed in range(20)])
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunking_changes_no_bit_of_the_real_model(dtype: DtypeName, smollm2_dir: Path) -> None:
+    """One-shot prefill, token by token, and 20 random chunkings, over a tile edge, with both caches."""
+    model, length = load(smollm2_dir, dtype=dtype), TILE + 14
+    assert model.grade.name == "bitwise"
+    ids = random_ids(length, vocabulary=model.config.vocab_size)
+    one_by_one = model.static_cache(length)
+    wanted = dict(run_chunks(model, ids, one_by_one, [1] * length))
+    grown = model.concat_cache()
+    for at, scores in run_chunks(model, ids, grown, [1] * length):
+        assert same_bits(scores, wanted[at]), f"concat: scores at {at - 1}"
+    assert differences(grown, one_by_one) == []
+    for plan in [[length], *(random_chunks(length, seed) for seed in range(20))]:
+        for name, cache in both_caches(model, length).items():
+            for at, scores in run_chunks(model, ids, cache, plan):
+                assert same_bits(scores, wanted[at]), f"{name} {plan}: scores at {at - 1}"
+            assert differences(cache, one_by_one) == [], f"{name} {plan}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["gpt2", "llama3", "smollm2"])
+def test_a_row_of_a_batch_equals_the_row_alone(family: str, dtype: DtypeName) -> None:
+    model, length = tiny_model(family, dtype), TILE + 9
+    ids = random_ids(length, batch=3)
+    together = model.static_cache(length, batch=3)
+    prefilled = model.forward(ids[:, :-1], together, scores="all")
+    decoded = model.forward(ids[:, -1:], together)
+    for row in range(3):
+        alone = model.static_cache(length)
+        wanted = all_scores(model, ids[row : row + 1], alone)
+        assert prefilled is not None
+        assert decoded is not None
+        assert same_bits(prefilled[row], wanted[0, :-1])
+        assert same_bits(decoded[row], wanted[0, -1])
+        for layer in range(alone.num_layers):
+            for x, y in zip(together.read(layer), alone.read(layer), strict=True):
+                assert same_bits(x[row], y[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", TINY_CONFIGS)
+@pytest.mark.parametrize("length", [2, TILE, TILE + 1, TILE + 40])
+def test_the_last_id_changes_nothing_before_it(family: str, dtype: DtypeName, length: int) -> None:
+    """Causality, the premise of every cache."""
+    model, ids = tiny_model(family, dtype), random_ids(length)
+    other = ids.clone()
+    other[0, -1] = (ids[0, -1] + 1) % model.config.vocab_size
+    first, second = model.static_cache(length), model.static_cache(length)
+    before, after = all_scores(model, ids, first), all_scores(model, other, second)
+    assert same_bits(before[:, :-1], after[:, :-1])
+    assert not same_bits(before[:, -1], after[:, -1])
+    first.rollback(length - 1)
+    second.rollback(length - 1)
+    assert differences(first, second) == []

@@ -1,0 +1,41 @@
+"""Tiny models on disk and loaded: what most tests run on."""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kvouch.loader.model import DtypeName, Model, load
+from kvouch.models.tiny import TINY_CONFIGS, tiny_tensors
+
+
+def write_model(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Path:
+    """A model directory in the transformers layout, without a tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(dict(tensors), directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def tiny_directory(directory: Path, family: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
+    """One of TINY_CONFIGS written to `directory`."""
+    tensors = {name: tensor.to(dtype) for name, tensor in tiny_tensors(TINY_CONFIGS[family], seed).items()}
+    return write_model(directory, TINY_CONFIGS[family], tensors)
+
+
+@cache
+def tiny_model(family: str, dtype: DtypeName = "float32") -> Model:
+    """One of TINY_CONFIGS, loaded once for all tests: a model does not change."""
+    with TemporaryDirectory() as directory:
+        return load(tiny_directory(Path(directory), family), dtype=dtype)
+
+
+def random_ids(count: int, *, seed: int = 0, batch: int = 1, vocabulary: int = 257) -> Tensor:
+    """Ids [batch, count] from a seed."""
+    return torch.randint(0, vocabulary, (batch, count), generator=torch.Generator().manual_seed(seed))

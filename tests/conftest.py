@@ -1,5 +1,6 @@
 """Fixtures that every test may use. Knows where pulled models are; pulls nothing."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,19 @@ def smollm2_dir() -> Path:
         if model.name == SMOLLM2:
             return model.path
     pytest.skip(f"{SMOLLM2} is not under {kvouch_home()}: run `kvouch models pull {SMOLLM2}`")
+
+
+_FIGURES: list[str] = []
+
+
+@pytest.fixture
+def report() -> Callable[[str], None]:
+    """Takes a measured figure, to be shown when all tests have run."""
+    return _FIGURES.append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _FIGURES:
+        terminalreporter.section("figures")
+        for line in _FIGURES:
+            terminalreporter.line(line)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from law.chunkings import all_scores, differences, random_chunks, run_chunks
-from tiny_models import random_ids, tiny_model
 
+from chunkings import all_scores, differences, random_chunks, run_chunks
 from kvouch.contract import TILE, KVCache
 from kvouch.loader.model import DtypeName, Model, load
 from kvouch.models.tiny import TINY_CONFIGS
 from kvouch.numerics.bits import same_bits
+from tiny_models import random_ids, tiny_model
 
 pytestmark = pytest.mark.law(1)
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from law.chunkings import all_scores, differences, poison
-from tiny_models import random_ids, tiny_model
 
+from chunkings import all_scores, differences, poison
 from kvouch.contract import TILE
 from kvouch.loader.model import DtypeName
 from kvouch.numerics.bits import same_bits
+from tiny_models import random_ids, tiny_model
 
 pytestmark = pytest.mark.law(1)
 

@@ -12,6 +12,7 @@ import pytest
 from torch import Tensor
 
 from commands import Ran, check_refused, run, talking_model
+from kvouch.engine import loop
 from kvouch.engine.backend import RollbackBackend
 from tiny_models import tiny_directory
 from tiny_tokenizer import END_ID, write_tokenizer
@@ -120,6 +121,28 @@ def test_ctrl_c_in_text_mode_keeps_the_lines_whole(chat: Chat, interrupt_at: lis
     assert ran.status == 0
     assert ran.out.endswith("\n")
     assert "stopped" in ran.err
+
+
+def test_ctrl_c_behind_a_stop_id_does_not_keep_it(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes between the last token and the end of the answer; the template puts the stop id there."""
+    plain, interrupted = RollbackBackend.next_logits, iter([True, False])
+
+    def ends_at_once(backend: RollbackBackend, ids: Sequence[int]) -> Tensor:
+        scores = plain(backend, ids)
+        scores[END_ID if ids[-1] == 7 else 7] = 1e6
+        return scores
+
+    def answered(*arguments: Any) -> object:
+        if next(interrupted):
+            raise KeyboardInterrupt
+        return answer(*arguments)
+
+    answer = loop._answer
+    monkeypatch.setattr(RollbackBackend, "next_logits", ends_at_once)
+    monkeypatch.setattr(loop, "_answer", answered)
+    first, second = chat.turns("one\ntwo\n")
+    assert (first["ids"], first["finish"]) == ([7], "interrupted")
+    assert second["prompt_tokens"] == len("user\none|\nassistant\n") + 1 + len("|\nuser\ntwo|\nassistant\n")
 
 
 def test_a_stop_id_is_not_doubled(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:

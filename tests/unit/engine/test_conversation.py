@@ -1,14 +1,16 @@
 """A chat as ids: earlier ids stay as they are, and what the template writes between turns is found."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from kvouch.artefact.files import ArtefactFiles
 from kvouch.engine.conversation import SENTINEL, Conversation
 from kvouch.errors import UsageError
-from kvouch.loader.tokenizer import Tokenizer
-from tiny_tokenizer import END, END_ID, tiny_tokenizer
+from kvouch.loader.tokenizer import Tokenizer, load_tokenizer
+from tiny_tokenizer import CONFIG, END, END_ID, TEMPLATE, tiny_tokenizer, write_tokenizer
 
 LAST_TURN_DIFFERS = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if loop.last %} (now){% endif %}<|end|>\n{% endfor %}"
@@ -114,6 +116,18 @@ def test_where_the_template_rewrites_the_whole_is_encoded(tmp_path: Path, templa
     answered, asked = two_turns(tokenizer, answer=answer)
     assert asked.ids == encoded(tokenizer, tokenizer.render(asked.messages, add_generation_prompt=True))
     assert asked.ids[: len(answered.ids)] != answered.ids
+
+
+def test_a_date_that_moved_on_is_a_rewritten_turn(tmp_path: Path) -> None:
+    """The prompt of the first answer said another day; what is in the cache does too."""
+    write_tokenizer(tmp_path, template="{{ strftime_now('%d') }}\n" + TEMPLATE)
+    days = iter([datetime(2031, 7, 5), *[datetime(2031, 7, 6)] * 9])
+    tokenizer = load_tokenizer(ArtefactFiles(tmp_path), CONFIG, now=lambda: next(days))
+    assert tokenizer is not None
+    answered, asked = two_turns(tokenizer, ids=(7, 7))
+    assert answered.prompt.startswith("05\n")
+    assert asked.ids == encoded(tokenizer, asked.prompt)
+    assert asked.prompt.startswith("06\n")
 
 
 def test_a_template_that_would_rewrite_may_still_leave_an_answer_alone(tmp_path: Path) -> None:

@@ -69,6 +69,18 @@ def test_top_p_keeps_the_shortest_list_that_reaches_it(top_p: float, kept: set[i
 def test_of_equals_the_lower_id_is_kept() -> None:
     params = SamplingParams(temperature=1.0, top_p=0.5)
     assert {sample(torch.zeros(4), params, step=step) for step in range(100)} == {0, 1}
+    assert max(sample(torch.zeros(4096), params, step=step) for step in range(100)) < 2048
+
+
+@pytest.mark.parametrize(("drawn", "chosen"), [(0.0, 1), (0.25, 1), (0.75, 3), (1 - 2**-53, 3)])
+@pytest.mark.parametrize("top_p", [0.9, 1.0])
+def test_an_impossible_id_is_never_drawn(
+    monkeypatch: pytest.MonkeyPatch, drawn: float, chosen: int, top_p: float
+) -> None:
+    """Not even at the ends of what can be drawn, with impossible ids before, between and behind."""
+    monkeypatch.setattr("kvouch.engine.sampling.draw", lambda seed, step: drawn)
+    scores = torch.tensor([-math.inf, 0.0, -math.inf, 0.0, -math.inf])
+    assert sample(scores, SamplingParams(temperature=1.0, top_p=top_p), step=0) == chosen
 
 
 def test_every_step_draws_alone() -> None:

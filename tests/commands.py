@@ -45,6 +45,6 @@ def check_refused(ran: Ran, said: str, status: int) -> None:
     assert ran.status == status
 
 
-def talking_model(directory: Path, family: str = "smollm2") -> Path:
-    """A tiny model with the byte tokenizer and a chat template."""
-    return write_tokenizer(tiny_directory(directory, family))
+def talking_model(directory: Path, family: str = "smollm2", *, stops: bool = False) -> Path:
+    """A tiny model with the byte tokenizer and a chat template; without `stops`, no id ends its answers."""
+    return write_tokenizer(tiny_directory(directory, family), fields=None if stops else {})

@@ -69,7 +69,7 @@ class GPT2Weights(TorchWeights):
         self.head = pack(self.embedding if tied else source.take("lm_head.weight", config.vocab_size, hidden))
 
     def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Place]:
-        return F.embedding(ids, self.embedding) + F.embedding(positions, self.positions), None
+        return F.embedding(ids, self.embedding).float() + F.embedding(positions, self.positions), None
 
     def scores(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x))
@@ -97,8 +97,8 @@ def _block(config: ModelConfig, source: TensorSource, prefix: str) -> GPT2Block:
 
 def _norm(config: ModelConfig, source: TensorSource, prefix: str) -> Norm:
     return Norm(
-        weight=source.take(prefix + "weight", config.hidden_size),
-        bias=source.take(prefix + "bias", config.hidden_size),
+        weight=source.take(prefix + "weight", config.hidden_size).float(),
+        bias=source.take(prefix + "bias", config.hidden_size).float(),
         eps=config.norm_eps,
     )
 

@@ -1,4 +1,8 @@
-"""The row-wise parts of a layer: norms, rope, activations. A row's result depends on that row alone."""
+"""The row-wise parts of a layer: norms, rope, activations. A row's result depends on that row alone.
+
+The residual stream and the gains of norms are float32 in every model; a norm's result is rounded once, to the dtype of
+the products that read it.
+"""
 
 from collections.abc import Callable
 
@@ -10,12 +14,11 @@ from kvouch.models.config import Activation, Rope
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm over the last dimension (Zhang and Sennrich, 2019)."""
+    """Root mean square norm over the last dimension (Zhang and Sennrich, 2019); x and weight of one dtype."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Layer norm over the last dimension (Ba et al., 2016)."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 

@@ -15,7 +15,7 @@ PACK_ROWS = 4  # the number of rows that the layout is chosen for: a layout for 
 
 
 class Linear(Protocol):
-    """y = x W^T + b for rows x [R, K], W [N, K], b [N]."""
+    """y = x W^T + b for rows x [R, K], W [N, K], b [N], in the dtype of W: other rows are rounded to it first."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -35,7 +35,7 @@ class PlainLinear:
         self.weight, self.bias, self.inputs = weight, bias, weight.shape[1]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -47,10 +47,11 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS)
-        self.bias, self.inputs = bias, weight.shape[1]
+        self.bias, self.inputs, self._dtype = bias, weight.shape[1], weight.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        rows = x.to(self._dtype)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
         return product
 
     @property

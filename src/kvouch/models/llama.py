@@ -68,14 +68,14 @@ class LlamaWeights(TorchWeights):
         self.embedding = source.take("model.embed_tokens.weight", config.vocab_size, hidden)
         blocks = [_block(config, source, f"model.layers.{layer}.") for layer in range(config.num_hidden_layers)]
         super().__init__(config, blocks)
-        self.norm = source.take("model.norm.weight", hidden)
+        self.norm = source.take("model.norm.weight", hidden).float()
         tied = config.tie_word_embeddings
         self.head = pack(self.embedding if tied else source.take("lm_head.weight", config.vocab_size, hidden))
         tables = rope_tables(rope, config.head_dim, config.max_position_embeddings, self.embedding.dtype)
         self.cosines, self.sines = (table[:, None].to(self.embedding.device) for table in tables)  # [positions, 1, D]
 
     def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Place]:
-        return F.embedding(ids, self.embedding), (self.cosines[positions], self.sines[positions])
+        return F.embedding(ids, self.embedding).float(), (self.cosines[positions], self.sines[positions])
 
     def scores(self, x: Tensor) -> Tensor:
         return self.head(rms_norm(x, self.norm, self.config.norm_eps))
@@ -96,7 +96,7 @@ def _block(config: ModelConfig, source: TensorSource, prefix: str) -> Block:
     return LlamaBlock(
         config=config,
         activate=activation(config.activation),
-        attention_norm=source.take(prefix + "input_layernorm.weight", hidden),
+        attention_norm=source.take(prefix + "input_layernorm.weight", hidden).float(),
         qkv=_fused(source, attention, qkv, hidden, bias=config.qkv_bias),
         query_norm=source.take(attention + "q_norm.weight", size) if config.qk_norm else None,
         key_norm=source.take(attention + "k_norm.weight", size) if config.qk_norm else None,
@@ -104,7 +104,7 @@ def _block(config: ModelConfig, source: TensorSource, prefix: str) -> Block:
             source.take(attention + "o_proj.weight", hidden, query),
             source.take(attention + "o_proj.bias", hidden) if config.output_bias else None,
         ),
-        mlp_norm=source.take(prefix + "post_attention_layernorm.weight", hidden),
+        mlp_norm=source.take(prefix + "post_attention_layernorm.weight", hidden).float(),
         gate_up=_fused(source, mlp, gate_up, hidden, bias=config.mlp_bias),
         down=pack(
             source.take(mlp + "down_proj.weight", hidden, inner),

@@ -109,6 +109,13 @@ def test_links_out_of_the_blobs_are_refused(snapshot: Path, target: str) -> None
     refused(snapshot, "config.json", LINK)
 
 
+def test_blobs_of_what_is_no_snapshot_are_refused(snapshot: Path) -> None:
+    """`blobs/` means something beside `snapshots/` alone."""
+    moved = snapshot.parent.rename(snapshot.parents[1] / "versions") / snapshot.name
+    (moved / "config.json").symlink_to("../../blobs/abc")
+    refused(moved, "config.json", LINK)
+
+
 def test_blobs_that_are_themselves_a_link_are_refused(snapshot: Path, tmp_path: Path) -> None:
     blobs = snapshot.parents[1] / "blobs"
     blobs.rename(tmp_path / "elsewhere")

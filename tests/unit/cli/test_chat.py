@@ -40,6 +40,12 @@ class Chat:
 
 
 @pytest.fixture
+def stopping_chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Chat:
+    """With a model whose answers an id can end."""
+    return Chat(capsys, monkeypatch, talking_model(tmp_path / "stops", stops=True))
+
+
+@pytest.fixture
 def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path) -> Chat:
     return Chat(capsys, monkeypatch, model)
 
@@ -123,7 +129,7 @@ def test_ctrl_c_in_text_mode_keeps_the_lines_whole(chat: Chat, interrupt_at: lis
     assert "stopped" in ran.err
 
 
-def test_ctrl_c_behind_a_stop_id_does_not_keep_it(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_behind_a_stop_id_does_not_keep_it(stopping_chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes between the last token and the end of the answer; the template puts the stop id there."""
     plain, interrupted = RollbackBackend.next_logits, iter([True, False])
 
@@ -140,12 +146,12 @@ def test_ctrl_c_behind_a_stop_id_does_not_keep_it(chat: Chat, monkeypatch: pytes
     answer = loop._answer
     monkeypatch.setattr(RollbackBackend, "next_logits", ends_at_once)
     monkeypatch.setattr(loop, "_answer", answered)
-    first, second = chat.turns("one\ntwo\n")
+    first, second = stopping_chat.turns("one\ntwo\n")
     assert (first["ids"], first["finish"]) == ([7], "interrupted")
     assert second["prompt_tokens"] == len("user\none|\nassistant\n") + 1 + len("|\nuser\ntwo|\nassistant\n")
 
 
-def test_a_stop_id_is_not_doubled(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_id_is_not_doubled(stopping_chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model ends its answer with the id that the template puts there too."""
     plain = RollbackBackend.next_logits
 
@@ -155,7 +161,7 @@ def test_a_stop_id_is_not_doubled(chat: Chat, monkeypatch: pytest.MonkeyPatch) -
         return scores
 
     monkeypatch.setattr(RollbackBackend, "next_logits", ends_at_once)
-    first, second = chat.turns("one\ntwo\n")
+    first, second = stopping_chat.turns("one\ntwo\n")
     assert (first["text"], first["ids"], first["stop_id"], first["finish"]) == ("", [], END_ID, "stop")
     assert second["reused_tokens"] == first["prompt_tokens"]
     assert second["prompt_tokens"] == len("user\none|\nassistant\n|\nuser\ntwo|\nassistant\n")

@@ -287,7 +287,8 @@ def test_auto_is_the_dtype_of_the_checkpoint(name: str, field: str | None, tmp_p
     model = load(write_model(tmp_path, config, tensors))
     assert model.dtype == NAMED[name]
     assert model.concat_cache().dtype == model.static_cache(4).dtype == NAMED[name]
-    assert {tensor.dtype for tensor in model.weights.tensors()} == {NAMED[name]}
+    dtypes = {tensor.dtype for tensor in model.weights.tensors()}
+    assert {NAMED[name]} <= dtypes <= {NAMED[name], torch.float32}  # gains of norms may be kept in float32
 
 
 @pytest.mark.parametrize("name", NAMED)

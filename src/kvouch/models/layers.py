@@ -19,6 +19,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Layer norm over the last dimension (Ba et al., 2016)."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 

@@ -475,7 +475,7 @@ def test_scores_are_plain_tensors_of_the_caller(model: Model, scores: Rows, aske
     kept = first.clone()
     first.div_(0.7).add_(1.0)
     first[..., 3] = -float("inf")
-    torch.nn.Parameter(first).sum().backward()  # type: ignore[no-untyped-call]
+    torch.nn.Parameter(first).sum().backward()
     assert same_contents(contents(cache), before)
     again = model.forward(ids[:, :asked], model.concat_cache(), scores=scores)
     assert again is not None

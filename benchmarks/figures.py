@@ -66,11 +66,27 @@ def spread(seconds: Iterable[float]) -> Spread:
     return Spread(median=statistics.median(taken), min=min(taken), max=max(taken), samples=len(taken))
 
 
-def compare_all(series: Sequence[Series]) -> list[Comparison]:
-    """A comparison for each model, dtype and figure that both sides have, in the order of first appearance."""
-    keys = dict.fromkeys((one.model, one.dtype, one.figure) for one in series)
-    found = (compare([one for one in series if (one.model, one.dtype, one.figure) == key]) for key in keys)
-    return [one for one in found if one is not None]
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """A figure that only one side has: the other would have taken too long, or failed."""
+
+    model: str
+    dtype: str
+    figure: str
+    contenders: dict[str, Spread]
+
+
+def compare_all(series: Sequence[Series]) -> tuple[list[Comparison], list[Alone]]:
+    """Each model, dtype and figure, in the order of first appearance: compared where both sides have it."""
+    compared, alone = [], []
+    for model, dtype, figure in dict.fromkeys((one.model, one.dtype, one.figure) for one in series):
+        chosen = [one for one in series if (one.model, one.dtype, one.figure) == (model, dtype, figure)]
+        found = compare(chosen)
+        if found is None:
+            alone.append(Alone(model=model, dtype=dtype, figure=figure, contenders=_spreads(chosen)))
+        else:
+            compared.append(found)
+    return compared, alone
 
 
 def compare(series: Sequence[Series]) -> Comparison | None:
@@ -105,9 +121,5 @@ def _spreads(series: Sequence[Series]) -> dict[str, Spread]:
 
 def _best(contenders: dict[str, Spread], *, of_ours: bool) -> str | None:
     """The fastest contender of a side by its median."""
-    side = [name for name in contenders if _is_ours(name) == of_ours and not name.endswith(f" {ASIDE}")]
+    side = [name for name in contenders if (name.split()[0] == OURS) == of_ours and not name.endswith(f" {ASIDE}")]
     return min(side, key=lambda name: contenders[name].median, default=None)
-
-
-def _is_ours(contender: str) -> bool:
-    return contender.split()[0] == OURS

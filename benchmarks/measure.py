@@ -1,8 +1,8 @@
 """What is timed, in which order, how often. Knows a peer, ids and a clock; knows no library and writes no file."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from benchmarks.peers.peer import Peer
 
@@ -31,6 +31,8 @@ class Plan:
     warm_new_tokens: int
     context_tokens: int  # the model's
     decode_bound: Bound
+    trial_tokens: int  # a short prefill, from which the time of a long one is foretold
+    longest_s: float  # a prefill that will take longer is not timed; one that only fills a cache, a tenth of it
     prefill_bound: Bound
     warm_bound: Bound
 
@@ -59,67 +61,92 @@ def sample(run: Callable[[], object], bound: Bound, clock: Clock) -> tuple[float
     return tuple(taken)
 
 
-def measure(peer: Peer[C], ids: Sequence[int], plan: Plan, way: str, clock: Clock) -> tuple[list[Timing], dict[int, C]]:
-    """Prefill, warm first token and decode; and the caches, by the length that they were prefilled to."""
-    peer.feed(ids[:8], peer.new_cache(8))  # what a library does once, it does here
-    timings, caches = prefill(peer, ids, plan, way, clock)
-    timings += warm(peer, ids, caches[plan.warm_prefix_tokens], plan, way, clock)
-    timings += [
-        decode(peer, ids, _cache_for(peer, ids, caches, context, plan), context, plan, way, clock)
-        for context in plan.decode_contexts
-    ]
-    return timings, caches
+class Session(Generic[C]):
+    """One peer being measured: its timings so far, its caches, and how fast it was on a short prefill."""
 
+    def __init__(self, peer: Peer[C], ids: Sequence[int], plan: Plan, way: str, clock: Clock) -> None:
+        self.peer, self.plan = peer, plan
+        self._ids, self._way, self._clock = ids, way, clock
+        self.timings: list[Timing] = []
+        self.untimed: list[str] = []  # figures that would take too long
+        self.caches: dict[int, C] = {}  # by the length that they were prefilled to
+        peer.feed(ids[:8], peer.new_cache(8))  # what a library does once, it does here
+        seconds, self._trial = self._prefill(f"trial {plan.trial_tokens}", plan.trial_tokens)
+        self._trial_s = min(seconds)
 
-def prefill(peer: Peer[C], ids: Sequence[int], plan: Plan, way: str, clock: Clock) -> tuple[list[Timing], dict[int, C]]:
-    """From ids to the next id, the new cache included."""
-    timings, caches = [], {}
-    for length in plan.prefill_tokens:
+    def run(self) -> None:
+        """Prefill, warm first token and decode."""
+        for length in self.plan.prefill_tokens:
+            figure = f"prefill {length}"
+            if self._foretold_s(length) <= self.plan.longest_s:
+                _, self.caches[length] = self._prefill(figure, length)
+            else:
+                self.untimed.append(figure)
+                self.caches[length] = self._filled(length)
+        self._warm(self.caches[self.plan.warm_prefix_tokens])
+        for context in self.plan.decode_contexts:
+            self.decode(self._cache_for(context), context, self._way)
 
-        def run(length: int = length) -> None:
-            caches[length] = peer.new_cache(plan.capacity(length))
-            peer.feed(ids[:length], caches[length])
+    def decode(self, cache: C, context: int, way: str) -> None:
+        """One id in, the next id out. The cache comes with context - 1 positions; the first sample finds `context`."""
+        following = self.peer.feed(self._ids[context - 1 : context], cache)
 
-        timings.append(
-            Timing(figure=f"prefill {length}", way=way, seconds=sample(run, plan.prefill_bound, clock)),
-        )
-    return timings, caches
+        def step() -> None:
+            nonlocal following
+            following = self.peer.feed([following], cache)
 
+        self._take(f"decode {context}", way, step, self.plan.decode_bound)
 
-def warm(peer: Peer[C], ids: Sequence[int], prefix: C, plan: Plan, way: str, clock: Clock) -> Iterator[Timing]:
-    """The first token after a cached prefix and new ids; after each run the prefix is there again."""
-    length = plan.warm_prefix_tokens
-    new = ids[length : length + plan.warm_new_tokens]
-    figure = f"warm {length}+{len(new)}"
+    def _prefill(self, figure: str, length: int) -> tuple[tuple[float, ...], C]:
+        """From ids to the next id, the new cache included; that cache too."""
+        cache = None
 
-    def by_copy() -> None:
-        peer.feed(new, peer.copy(prefix))
+        def run() -> None:
+            nonlocal cache
+            cache = self.peer.new_cache(self.plan.capacity(length))
+            self.peer.feed(self._ids[:length], cache)
 
-    def by_cut() -> None:
-        peer.feed(new, prefix)
-        peer.cut(prefix, length)
+        seconds = self._take(figure, self._way, run, self.plan.prefill_bound)
+        if cache is None:
+            raise ValueError(f"{figure}: the bound asks for no sample")
+        return seconds, cache
 
-    for kept, run in ((peer.copying, by_copy), (peer.cutting, by_cut)):
-        yield Timing(figure=figure, way=f"{way} {kept}", seconds=sample(run, plan.warm_bound, clock))
+    def _warm(self, prefix: C) -> None:
+        """The first token after a cached prefix and new ids; after each run the prefix is there again."""
+        length = self.plan.warm_prefix_tokens
+        new = self._ids[length : length + self.plan.warm_new_tokens]
 
+        def by_copy() -> None:
+            self.peer.feed(new, self.peer.copy(prefix))
 
-def decode(peer: Peer[C], ids: Sequence[int], cache: C, context: int, plan: Plan, way: str, clock: Clock) -> Timing:
-    """One id in, the next id out. The cache comes with context - 1 positions, and has `context` at the first sample."""
-    following = peer.feed(ids[context - 1 : context], cache)
+        def by_cut() -> None:
+            self.peer.feed(new, prefix)
+            self.peer.cut(prefix, length)
 
-    def step() -> None:
-        nonlocal following
-        following = peer.feed([following], cache)
+        for kept, run in ((self.peer.copying, by_copy), (self.peer.cutting, by_cut)):
+            self._take(f"warm {length}+{len(new)}", f"{self._way} {kept}", run, self.plan.warm_bound)
 
-    return Timing(figure=f"decode {context}", way=way, seconds=sample(step, plan.decode_bound, clock))
+    def _take(self, figure: str, way: str, run: Callable[[], object], bound: Bound) -> tuple[float, ...]:
+        seconds = sample(run, bound, self._clock)
+        self.timings.append(Timing(figure=figure, way=way, seconds=seconds))
+        return seconds
 
+    def _cache_for(self, context: int) -> C:
+        """A cache with context - 1 positions: a prefilled one cut back, if it is hardly longer, else a new one."""
+        near = [length for length in sorted(self.caches) if context <= length <= context + NEAR_TOKENS]
+        if not near:
+            return self._filled(context - 1)
+        self.peer.cut(self.caches[near[0]], context - 1)
+        return self.caches[near[0]]
 
-def _cache_for(peer: Peer[C], ids: Sequence[int], caches: dict[int, C], context: int, plan: Plan) -> C:
-    """A cache with context - 1 positions: a prefilled one cut back, if it is hardly longer, else a new one."""
-    near = [length for length in sorted(caches) if context <= length <= context + NEAR_TOKENS]
-    if near:
-        peer.cut(caches[near[0]], context - 1)
-        return caches[near[0]]
-    cache = peer.new_cache(plan.capacity(context))
-    peer.feed(ids[: context - 1], cache)
-    return cache
+    def _filled(self, length: int) -> C:
+        """A cache of that length: prefilled, or stretched from the trial where that would take long."""
+        cache = self.peer.new_cache(self.plan.capacity(length))
+        if self._foretold_s(length) <= self.plan.longest_s / 10:
+            self.peer.feed(self._ids[:length], cache)
+        else:
+            self.peer.stretch(self._trial, cache, length)
+        return cache
+
+    def _foretold_s(self, length: int) -> float:
+        return self._trial_s / self.plan.trial_tokens * length

@@ -6,7 +6,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.table import Results, cell, find, grade, label, markdown, memory_over, pairs
+from benchmarks.table import Results, bounded, cell, grade, label, markdown, memory_over, pairs
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
@@ -71,10 +71,15 @@ def block(results: Results, environment: Results, link: str) -> str:
 
 
 def _table(results: Results, kind: str, title: str, also: dict[str, str] | None = None) -> str:
-    figures = dict.fromkeys(one["figure"] for one in results["comparisons"] if one["figure"].startswith(f"{kind} "))
-    columns = {figure: f"{int(figure.split()[1]):,}" for figure in figures} | (also or {})
-    rows = [(label(*pair), *(cell(find(results, *pair, figure)) for figure in columns)) for pair in pairs(results)]
+    taken = (one["figure"] for one in (*results["comparisons"], *results["alone"]))
+    figures = sorted({figure for figure in taken if figure.startswith(f"{kind} ")}, key=_length)
+    columns = {figure: f"{_length(figure):,}" for figure in figures} | (also or {})
+    rows = [(label(*pair), *(cell(results, *pair, figure) for figure in columns)) for pair in pairs(results)]
     return markdown((title, *columns.values()), rows)
+
+
+def _length(figure: str) -> int:
+    return int(figure.split()[1])
 
 
 def _reading(results: Results, environment: Results, link: str) -> str:
@@ -89,8 +94,8 @@ def _reading(results: Results, environment: Results, link: str) -> str:
         _bf16(cpu["bf16_instructions"]),
         f"Grade: {said}.",
         _warm(results),
+        _bounded(results),
         *_costs(results),
-        _one_round(results["one_round_only"]),
         f"Raw samples: [{link}]({link}).",
     ]
     return " ".join(one for one in sentences if one)
@@ -102,8 +107,9 @@ def _bf16(has_instructions: bool) -> str:
     return "**This CPU has no bf16 instructions**: bf16 is slow on it, and for every library."
 
 
-def _one_round(slow: list[str]) -> str:
-    return f"Of one round only, since it takes so long: {', '.join(slow)}." if slow else ""
+def _bounded(results: Results) -> str:
+    told = "`>`: not timed, since a short prefill foretold more than that."
+    return told if any(bounded(results, one["model"], one["dtype"], one["figure"]) for one in results["alone"]) else ""
 
 
 def _warm(results: Results) -> str:

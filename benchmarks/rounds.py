@@ -4,7 +4,6 @@ Every peer and dtype has its own process; processes take turns, one at a time, s
 hits all alike.
 """
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -21,7 +20,6 @@ PEERS = ((OURS, "static"), ("transformers", "dynamic"), ("transformers", "static
 MEMORY_DECODE_STEPS = 8
 
 Record = dict[str, Any]
-Turn = tuple[str, str, tuple[str, str]]  # model, dtype, peer and its cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +50,21 @@ def run_all(run: Run) -> tuple[Record, Record]:
         "memory": list(_memory(run, ids)),
     }
     walls, processes, series = [], [], []
-    long: dict[Turn, float] = {}
     for number in range(1, run.size.rounds + 1):
         job = {"job": "walls", "floats": run.size.wall_floats, "side": run.size.wall_side}
         if wall := run.workers.call(f"round {number} walls", job):
             walls.append({"round": number, **wall})
-        for process, timings in _round(run, number, ids, long):
+        for process, timings in _round(run, number, ids):
             processes.append(process)
             series += timings
+    compared, alone = compare_all(series)
     return {
         **costs,
         "walls": walls,
-        "comparisons": [asdict(one) for one in compare_all(series)],
+        "comparisons": [asdict(one) for one in compared],
+        "alone": [asdict(one) for one in alone],
         "processes": processes,
         "series": [asdict(one) for one in series],
-        "one_round_only": [" ".join((model, dtype, *peer)) for model, dtype, peer in long],
         "failures": run.workers.failures,
     }, bare[0]["torch"]
 
@@ -75,24 +73,16 @@ def _about(name: str, directory: Path, size: Size) -> Record:
     return {"about": ABOUT[name], **asdict(count_parameters(directory)), "plan": asdict(size.plan(name))}
 
 
-def _round(run: Run, number: int, ids: list[int], long: dict[Turn, float]) -> Iterator[tuple[Record, list[Series]]]:
-    """Each model and dtype, by each peer in turn, but for those that have taken too long; adds to those."""
-    for turn in product(run.directories, run.dtypes, PEERS):
-        model, dtype, (peer, kind) = turn
-        if turn in long:
-            continue
+def _round(run: Run, number: int, ids: list[int]) -> Iterator[tuple[Record, list[Series]]]:
+    """Each model and dtype, by each peer in turn."""
+    for model, dtype, (peer, kind) in product(run.directories, run.dtypes, PEERS):
         job = {"job": peer, "kind": kind, "directory": str(run.directories[model]), "dtype": dtype, "ids": ids}
         sizes = {"check_tokens": run.size.check_tokens, "plan": asdict(run.size.plan(model))}
-        start = time.perf_counter()
         found = run.workers.call(f"round {number} {model} {dtype} {peer} {kind}", job | sizes)
-        process_s = time.perf_counter() - start
-        if peer != OURS and process_s > run.size.long_process_s:
-            long[turn] = process_s
         if found is not None:
             common: Record = {"round": number, "model": model, "dtype": dtype, "peer": peer}
             timings = found.pop("timings")
-            process = {**common, "kind": kind, "process_s": process_s, **found}
-            yield process, [_series(common, timing) for timing in timings]
+            yield {**common, "kind": kind, **found}, [_series(common, timing) for timing in timings]
 
 
 def _series(common: Record, timing: Record) -> Series:

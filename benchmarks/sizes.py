@@ -21,7 +21,8 @@ class Size:
     warm_bound: Bound
     wall_floats: int
     wall_side: int
-    long_process_s: float  # a peer whose process takes longer than this has one round only
+    trial_tokens: int
+    longest_s: float
     repeats: int
     help_repeats: int
 
@@ -33,6 +34,8 @@ class Size:
             warm_new_tokens=self.warm_new_tokens,
             context_tokens=CONTEXT_TOKENS[model],
             decode_bound=self.decode_bound,
+            trial_tokens=self.trial_tokens,
+            longest_s=self.longest_s,
             prefill_bound=self.prefill_bound,
             warm_bound=self.warm_bound,
         )
@@ -45,12 +48,13 @@ FULL = Size(
     warm_prefix={"smollm2": 1024, "gpt2": 512},
     warm_new_tokens=32,
     check_tokens=288,  # past the first edge of a tile
-    decode_bound=Bound(least=3, most=24, seconds=1.2),
-    prefill_bound=Bound(least=1, most=4, seconds=2.5),  # with three rounds, three samples at least
-    warm_bound=Bound(least=3, most=8, seconds=1.2),
+    decode_bound=Bound(least=3, most=20, seconds=1.0),
+    prefill_bound=Bound(least=1, most=4, seconds=2.5),  # in three rounds: three samples at least
+    warm_bound=Bound(least=1, most=8, seconds=1.2),
     wall_floats=64 << 20,  # 256 MB: far beyond any cache
     wall_side=2048,
-    long_process_s=100.0,  # GPT-2 in bf16 without bf16 instructions: transformers' layout of its weights is slow there
+    trial_tokens=32,
+    longest_s=30.0,  # GPT-2 in bf16 without bf16 instructions: transformers takes minutes for 1,024 positions
     repeats=3,
     help_repeats=10,
 )
@@ -66,7 +70,8 @@ QUICK = Size(
     warm_bound=Bound(least=3, most=3, seconds=0.0),
     wall_floats=4 << 20,
     wall_side=256,
-    long_process_s=100.0,
+    trial_tokens=8,
+    longest_s=30.0,
     repeats=1,
     help_repeats=3,
 )

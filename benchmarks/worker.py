@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import resident_bytes
-from benchmarks.measure import Bound, Plan, decode, measure, sample
+from benchmarks.measure import Bound, Plan, Session, sample
 
 Job = dict[str, Any]
 
@@ -56,8 +56,9 @@ def transformers(job: Job) -> Job:
     from benchmarks.peers.transformers_peer import TransformersPeer
 
     peer = TransformersPeer(Path(job["directory"]), job["dtype"], job["kind"])
-    timings, _ = measure(peer, job["ids"], _plan(job), job["kind"], time.perf_counter)
-    return {"timings": [asdict(one) for one in timings], "next_ids": _next_ids(peer, job)}
+    session = Session(peer, job["ids"], _plan(job), job["kind"], time.perf_counter)
+    session.run()
+    return {**_found(session), "next_ids": _next_ids(peer, job)}
 
 
 def kvouch(job: Job) -> Job:
@@ -66,13 +67,13 @@ def kvouch(job: Job) -> Job:
     model = load_model(Path(job["directory"]), job["dtype"])
     equal = chunks_are_equal(model, job["ids"][: job["check_tokens"]])
     peer, plan = KvouchPeer(model), _plan(job)
-    timings, caches = measure(peer, job["ids"], plan, "static", time.perf_counter)
-    longest = caches[max(caches)]  # as prefilled up to the longest context, whatever decode has appended since
+    session = Session(peer, job["ids"], plan, job["kind"], time.perf_counter)
+    session.run()
+    longest = session.caches[max(session.caches)]  # as prefilled up to the longest context, whatever came after it
     for context in plan.decode_contexts:
-        grown = peer.concat(longest, context - 1)
-        timings.append(decode(peer, job["ids"], grown, context, plan, "concat", time.perf_counter))
+        session.decode(peer.concat(longest, context - 1), context, "concat")
     return {
-        "timings": [asdict(one) for one in timings],
+        **_found(session),
         "next_ids": _next_ids(peer, job),
         "grade": str(model.grade),
         "chunks_are_equal": equal,
@@ -117,6 +118,10 @@ def load(job: Job) -> Job:
 JOBS: dict[str, Callable[[Job], Job]] = {
     job.__name__: job for job in (bare, walls, random_gpt2, transformers, kvouch, memory, load)
 }
+
+
+def _found(session: Session[Any]) -> Job:
+    return {"timings": [asdict(one) for one in session.timings], "untimed": session.untimed}
 
 
 def _plan(job: Job) -> Plan:

@@ -41,6 +41,13 @@ class KvouchPeer(Peer[KVCache]):
     def copy(self, cache: KVCache) -> KVCache:
         return cache.fork()
 
+    def stretch(self, source: KVCache, cache: KVCache, length_tokens: int) -> None:
+        times = -(-length_tokens // source.length)
+        for layer in range(source.num_layers):
+            keys, values = (one.repeat(1, 1, times, 1)[:, :, :length_tokens] for one in source.read(layer))
+            cache.update(layer, keys, values)
+        cache.advance(length_tokens)
+
     def concat(self, cache: KVCache, length_tokens: int) -> ConcatCache:
         """A concat cache that holds positions [0, length) of another cache."""
         grown = self._model.concat_cache()

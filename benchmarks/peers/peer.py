@@ -28,3 +28,9 @@ class Peer(Protocol[C]):
 
     def copy(self, cache: C) -> C:
         """An independent cache with the same contents."""
+
+    def stretch(self, source: C, cache: C, length_tokens: int) -> None:
+        """Fills an empty cache with positions [0, length) whose keys and values are those of another, over and over.
+
+        Where a prefill takes minutes: what a step costs does not depend on the numbers in the cache.
+        """

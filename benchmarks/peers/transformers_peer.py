@@ -43,12 +43,25 @@ class TransformersPeer(Peer[Any]):
         """In version 5 `crop` takes minus the number of positions to drop; before, it took the length to keep."""
         with torch.inference_mode():
             cache.crop(length_tokens - int(cache.get_seq_length()))
-        if int(cache.get_seq_length()) != length_tokens:
-            raise RuntimeError("crop() of this version of transformers does something else: version 5 is needed")
+        _check_length(cache, length_tokens)
 
     def copy(self, cache: Any) -> Any:
         with torch.inference_mode():
             return copy.deepcopy(cache)
+
+    def stretch(self, source: Any, cache: Any, length_tokens: int) -> None:
+        held = int(source.get_seq_length())
+        times = -(-length_tokens // held)
+        with torch.inference_mode():
+            for number, layer in enumerate(source.layers):
+                both = (one[:, :, :held].repeat(1, 1, times, 1) for one in (layer.keys, layer.values))
+                cache.update(*(one[:, :, :length_tokens] for one in both), number)
+        _check_length(cache, length_tokens)
+
+
+def _check_length(cache: Any, length_tokens: int) -> None:
+    if int(cache.get_seq_length()) != length_tokens:
+        raise RuntimeError("the caches of this version of transformers work in another way: version 5 is needed")
 
 
 def save_random_gpt2(directory: Path) -> None:

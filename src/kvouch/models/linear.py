@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PACK_ROWS = 4  # the number of rows that the layout is chosen for: a layout for one row takes another kernel
+PACK_ROWS = 16  # the number of rows that the layout is chosen for; one for a single row takes another kernel
 
 
 class Linear(Protocol):

@@ -68,7 +68,9 @@ def test_concat_is_reported_and_never_compared() -> None:
 @pytest.mark.parametrize("peer", ["kvouch", "transformers"])
 def test_one_side_alone_is_not_compared(peer: str) -> None:
     assert compare([series(peer, "static", (1.0,))]) is None
-    assert compare_all([series(peer, "static", (1.0,))]) == []
+    compared, alone = compare_all([series(peer, "static", (1.0,))])
+    assert compared == []
+    assert [(one.figure, list(one.contenders)) for one in alone] == [("decode 16", [f"{peer} static"])]
 
 
 def test_both_sides_without_a_common_round_are_not_compared() -> None:
@@ -81,4 +83,4 @@ def test_figures_stay_in_the_order_of_the_run() -> None:
         for peer in ("kvouch", "transformers")
         for figure in ("prefill 512", "decode 16")
     ]
-    assert [one.figure for one in compare_all(both)] == ["prefill 512", "decode 16"]
+    assert [one.figure for one in compare_all(both)[0]] == ["prefill 512", "decode 16"]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from benchmarks.measure import Bound, Plan, measure, sample
+from benchmarks.measure import Bound, Plan, Session, sample
 from benchmarks.peers.peer import Peer
 
 IDS = list(range(100, 200))
@@ -47,14 +47,19 @@ class CountingPeer(Peer[list[int]]):
     def copy(self, cache: list[int]) -> list[int]:
         return list(cache)
 
+    def stretch(self, source: list[int], cache: list[int], length_tokens: int) -> None:
+        cache.extend((source * length_tokens)[:length_tokens])
 
-def plan(steps: int = 2, context_tokens: int = 96) -> Plan:
+
+def plan(steps: int = 2, longest_s: float = 1e9) -> Plan:
     return Plan(
         decode_contexts=(4, 90),
         prefill_tokens=(80, 92),
         warm_prefix_tokens=80,
         warm_new_tokens=8,
-        context_tokens=context_tokens,
+        context_tokens=96,
+        trial_tokens=10,
+        longest_s=longest_s,
         decode_bound=Bound(least=steps, most=steps, seconds=0.0),
         prefill_bound=ONCE,
         warm_bound=ONCE,
@@ -74,9 +79,16 @@ def test_samples_are_bounded_by_count_and_by_seconds(bound: Bound, count: int) -
     assert sample(lambda: None, bound, Clock()) == (1.0,) * count
 
 
+def session(peer: CountingPeer, asked: Plan) -> Session[list[int]]:
+    found = Session(peer, IDS, asked, "static", Clock())
+    found.run()
+    return found
+
+
 def test_every_figure_is_taken_in_its_ways() -> None:
-    timings, caches = measure(CountingPeer(), IDS, plan(), "static", Clock())
-    assert [(one.figure, one.way) for one in timings] == [
+    found = session(CountingPeer(), plan())
+    assert [(one.figure, one.way) for one in found.timings] == [
+        ("trial 10", "static"),
         ("prefill 80", "static"),
         ("prefill 92", "static"),
         ("warm 80+8", "static copy"),
@@ -84,14 +96,15 @@ def test_every_figure_is_taken_in_its_ways() -> None:
         ("decode 4", "static"),
         ("decode 90", "static"),
     ]
-    assert sorted(caches) == [80, 92]
+    assert sorted(found.caches) == [80, 92]
+    assert found.untimed == []
 
 
 def test_calls_have_the_lengths_that_the_figures_name() -> None:
     peer = CountingPeer()
-    measure(peer, IDS, plan(), "static", Clock())
-    warm_up, *calls = peer.lengths
-    assert warm_up == (0, 8)
+    session(peer, plan())
+    warm_up, trial, *calls = peer.lengths
+    assert (warm_up, trial) == ((0, 8), (0, 10))
     assert calls[:4] == [(0, 80), (0, 92), (80, 8), (80, 8)]
     assert calls[4:8] == [(0, 3), (3, 1), (4, 1), (5, 1)]  # decode at 4: one untimed step, then two
     assert calls[8:] == [(89, 1), (90, 1), (91, 1)]  # decode at 90: the cache of 92, cut
@@ -99,11 +112,30 @@ def test_calls_have_the_lengths_that_the_figures_name() -> None:
 
 def test_a_cache_is_no_larger_than_needed_nor_than_the_context() -> None:
     peer = CountingPeer()
-    measure(peer, IDS, plan(), "static", Clock())
-    assert peer.capacities == [8, 88, 96, 12]
+    session(peer, plan())
+    assert peer.capacities == [8, 18, 88, 96, 11]
 
 
 def test_decode_feeds_back_what_it_got() -> None:
-    _, caches = measure(CountingPeer(), IDS, plan(steps=3), "static", Clock())
+    caches = session(CountingPeer(), plan(steps=3)).caches
     assert caches[92] == [*IDS[:90], 90, 91, 92]
     assert caches[80] == IDS[:80]
+
+
+def test_a_prefill_that_would_take_too_long_is_not_timed_and_all_else_is() -> None:
+    """The trial takes a second for ten ids, so 80 are foretold to take eight and 92 to take 9.2."""
+    peer = CountingPeer()
+    found = session(peer, plan(longest_s=9.0))
+    assert found.untimed == ["prefill 92"]
+    assert "prefill 92" not in [one.figure for one in found.timings]
+    assert (0, 92) not in peer.lengths
+    assert [one.figure for one in found.timings][-2:] == ["decode 4", "decode 90"]
+    assert peer.lengths[-3:] == [(89, 1), (90, 1), (91, 1)]
+    assert found.caches[92][:12] == [*IDS[:10], *IDS[:2]]
+
+
+def test_a_cache_that_is_only_filled_may_take_a_tenth_as_long() -> None:
+    peer = CountingPeer()
+    session(peer, plan(longest_s=2.0))
+    assert (0, 3) not in peer.lengths
+    assert (3, 1) in peer.lengths

@@ -284,13 +284,16 @@ def test_an_exception_in_a_later_piece_leaves_what_was_there(model: Model, layer
     "error", [KeyboardInterrupt(), MemoryError(), SystemExit()], ids=lambda error: type(error).__name__
 )
 def test_whatever_interrupts_leaves_what_was_there(model: Model, error: BaseException) -> None:
-    ids = random_ids(30)
+    """In the second of two pieces: the first had been advanced over, the second had begun."""
+    held, ids = TILE - 6, random_ids(TILE + 9)
     for cache in caches(model):
-        model.forward(ids[:, :20], cache)
+        model.forward(ids[:, :held], cache)
         before = contents(cache)
         with pytest.raises(type(error)):
-            forward_cached(ids[:, 20:], failing(model.weights, 1, "finish", error=error), model.config, cache)
+            forward_cached(ids[:, held:], failing(model.weights, 1, "finish", turn=2, error=error), model.config, cache)
+        assert cache.length == held
         assert same_contents(contents(cache), before)
+        goes_on(model, ids, cache, model.concat_cache())
 
 
 @pytest.mark.law(3)
@@ -322,7 +325,7 @@ def test_a_cache_that_fails_in_a_layer_leaves_what_was_there(
 
 # Numbers that are none.
 
-Spoil = Callable[[str, str, float], TorchWeights]
+Spoil = Callable[..., TorchWeights]
 NOT_FINITE = [float("inf"), float("-inf"), float("nan")]
 
 
@@ -341,9 +344,9 @@ SPOILED = [(family, name) for family in FAMILIES for name in weights_to_spoil(fa
 def spoil(models: dict[str, Model]) -> Spoil:
     """A model's weights with one number of one tensor replaced; the probe is not asked, as it would refuse."""
 
-    def spoiled(family: str, name: str, value: float) -> TorchWeights:
+    def spoiled(family: str, name: str, value: float, row: int = 5) -> TorchWeights:
         tensors = tiny_tensors(TINY_CONFIGS[family])
-        tensors[name].view(-1)[5 if tensors[name].dim() == 1 else 5 * tensors[name].shape[-1] + 5] = value
+        tensors[name][row if tensors[name].dim() == 1 else (row, 5)] = value
         config = parse_config(TINY_CONFIGS[family], "config.json")
         source = CheckpointSource(tensors, dtype=torch.float32, device=torch.device("cpu"))
         weights = GPT2Weights(config, source) if config.rope is None else LlamaWeights(config, config.rope, source)
@@ -373,6 +376,43 @@ def test_a_weight_that_is_not_finite_is_found_and_nothing_kept(
                 forward_cached(step, weights, model.config, cache, scores="all")
             assert cache.length == 3
             assert same_contents(contents(cache), before)
+
+
+@pytest.mark.law(3)
+@pytest.mark.parametrize("scores", ["none", "last"])
+@pytest.mark.parametrize(("family", "name"), SPOILED)
+def test_without_all_scores_nothing_that_is_not_finite_is_kept(
+    family: str, name: str, scores: Rows, models: dict[str, Model], spoil: Spoil
+) -> None:
+    """What only the scores would show need not be found where none are asked; what is kept must be finite."""
+    model = models[family]
+    for value in NOT_FINITE:
+        cache = model.concat_cache()
+        try:
+            forward_cached(
+                torch.tensor([[5, *range(20, 40), 5]]), spoil(family, name, value), model.config, cache, scores=scores
+            )
+        except NonFinite:
+            assert cache.length == 0
+        else:
+            assert scores == "none"
+            assert ".0." not in name
+            assert all(tensor.isfinite().all() for tensor in contents(cache))
+
+
+@pytest.mark.law(3)
+@pytest.mark.parametrize("value", NOT_FINITE)
+@pytest.mark.parametrize("row", [48 + 5, 2 * 48 + 5], ids=["keys", "values"])
+def test_the_last_layers_keys_and_values_are_looked_at(
+    row: int, value: float, models: dict[str, Model], spoil: Spoil
+) -> None:
+    """No later layer would show them, and no scores are asked."""
+    model = models["gpt2"]
+    weights = spoil("gpt2", f"h.{LAYERS - 1}.attn.c_attn.bias", value, row)
+    for cache in caches(model):
+        with pytest.raises(NonFinite):
+            forward_cached(random_ids(9), weights, model.config, cache, scores="none")
+        assert cache.length == 0
 
 
 @pytest.mark.law(3)

@@ -52,7 +52,7 @@ class Fake:
     """Keys, values and scores that are simple functions of id and position, but for what is wrong with them.
 
     A call is padded to the arithmetic's quanta, as a model does it. Where it then is no multiple of what the subject
-    needs, one number of its last position is replaced in each of the parts that `wrong` names; it is 0.0 by rights.
+    needs, one number of its last position, 0.0 by rights, is replaced in each part that `wrong` names (last layer).
     """
 
     linear_needs: int = 1
@@ -82,10 +82,11 @@ class Fake:
             "values": base[:, None, :, None] * torch.tensor([2.0, 0.0]),
             "scores": base[:, :, None] * torch.tensor([3.0, -1.0, 0.0]),  # [1, T, 3]
         }
+        for layer in range(cache.num_layers - 1):
+            cache.update(layer, parts["keys"].clone(), parts["values"].clone())
         for name, number in wrong.items():
             parts[name][..., -1, -1] = number
-        for layer in range(cache.num_layers):
-            cache.update(layer, parts["keys"], parts["values"])
+        cache.update(cache.num_layers - 1, parts["keys"], parts["values"])
         cache.advance(count)
         return {"none": None, "last": parts["scores"][:, -1], "all": parts["scores"]}[rows]
 

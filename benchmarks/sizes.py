@@ -42,7 +42,7 @@ class Size:
 
 
 FULL = Size(
-    rounds=3,
+    rounds=2,
     decode_contexts=(16, 128, 512, 960),
     prefill_tokens=(512, 1024),
     warm_prefix={"smollm2": 1024, "gpt2": 512},

@@ -1,7 +1,7 @@
 """Ways to cut a sequence into calls, and what a cache holds afterwards."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,14 +10,17 @@ from kvouch.contract import KVCache
 from kvouch.loader.model import Model
 from kvouch.numerics.bits import same_bits
 
+FINE = (1, 1, 1, 2, 3, 4, 5, 7, 16, 31, 64, 100, 300)
+COARSE = (1, 2, 3, 7, 31, 64, 100, 150)
 
-def random_chunks(total: int, seed: int) -> list[int]:
-    """Chunk sizes that sum to `total`; small ones are likelier, as in decoding."""
-    rng, sizes, left = random.Random(seed), [], total
+
+def random_chunks(total: int, seed: int, sizes: Sequence[int] = FINE) -> list[int]:
+    """Random chunk sizes that sum to `total`."""
+    rng, chunks, left = random.Random(seed), [], total
     while left:
-        sizes.append(min(left, rng.choice([1, 1, 1, 2, 3, 4, 5, 7, 16, 31, 64, 100, 300])))
-        left -= sizes[-1]
-    return sizes
+        chunks.append(min(left, rng.choice(sizes)))
+        left -= chunks[-1]
+    return chunks
 
 
 def run_chunks(model: Model, ids: Tensor, cache: KVCache, sizes: list[int]) -> Iterator[tuple[int, Tensor]]:

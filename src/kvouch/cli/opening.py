@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from kvouch.cli.answers import note
 from kvouch.cli.options import Dtype
 from kvouch.cli.progress import progress_on_stderr
 from kvouch.errors import UsageError
@@ -18,6 +19,7 @@ def open_model(name: str, *, dtype: Dtype, device: str, threads: int | None) -> 
     import torch
 
     from kvouch.loader.model import load
+    from kvouch.models.linear import can_pack
 
     set_threads(threads)
     try:
@@ -26,7 +28,11 @@ def open_model(name: str, *, dtype: Dtype, device: str, threads: int | None) -> 
         reason = str(error).partition("\n")[0]
         raise UsageError(f"device {device!r} cannot be used ({reason}); cpu always can") from error
     with progress_on_stderr() as progress:
-        return load(name, dtype=dtype, device=device, progress=progress)
+        model = load(name, dtype=dtype, device=device, progress=progress)
+    if model.device.type == "cpu" and model.dtype != torch.float32 and not can_pack(model.dtype, model.device):
+        short = str(model.dtype).removeprefix("torch.")
+        note(f"this CPU has no fast {short} product: --dtype float32 reads a prompt several times faster")
+    return model
 
 
 def set_threads(threads: int | None) -> None:

@@ -73,7 +73,7 @@ class KVCache(Protocol):
         """Stores keys and values [B, G, T, D] at [length, length + T) and returns all of them [B, G, S, D]."""
 
     def tiles(self, layer: int) -> Tiles:
-        """The same positions as whole tiles, pending ones included."""
+        """The same positions as whole tiles; only between the layer's `update` and `advance`, else CacheMisuse."""
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values of [0, length), each [B, G, length, D]; views, valid until the cache changes."""
@@ -95,14 +95,11 @@ class KVCache(Protocol):
 class Grade:
     """What a hit promises: the bits of a miss, or its scores within a measured tolerance."""
 
-    tolerance: float = 0.0  # largest difference of a score seen between chunkings; 0 is bitwise
-
-    @property
-    def name(self) -> Literal["bitwise", "within"]:
-        return "bitwise" if self.tolerance == 0.0 else "within"
+    name: Literal["bitwise", "within"] = "bitwise"
+    tolerance: float = 0.0  # largest difference of a score that the probe saw between chunkings: measured, no bound
 
     def __str__(self) -> str:
-        return "bitwise" if self.tolerance == 0.0 else f"within({self.tolerance:.1e})"
+        return self.name if self.name == "bitwise" else f"within({self.tolerance:.1e})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ KvouchError
 ├── ArtefactError           the files of a model are wrong
 │   ├── FileError           missing, empty, truncated, unreadable, or behind a link that is not followed
 │   ├── ConfigError         a config field that contradicts, is missing, or computes something unsupported
-│   └── TensorError         tensors missing, left over, of the wrong shape, or not finite
+│   └── TensorError         tensors missing, left over, or of the wrong shape
 ├── DownloadError           a model could not be had; lists what was tried
 ├── MissingExtra            an optional dependency is not installed; names the extra
 ├── CacheError              a cache was asked for what it cannot do; it stays usable
@@ -56,7 +56,7 @@ class ConfigError(ArtefactError):
 
 
 class TensorError(ArtefactError):
-    """Tensors are missing, left over, of the wrong shape, or not finite."""
+    """Tensors are missing, left over, or of the wrong shape."""
 
 
 class DownloadError(KvouchError):

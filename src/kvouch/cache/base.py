@@ -57,7 +57,7 @@ class LayeredCache(ABC):
 
     def advance(self, new_positions: int) -> None:
         unequal = [layer for layer, pending in enumerate(self._pending) if pending != new_positions]
-        if unequal or new_positions < 1:
+        if unequal or type(new_positions) is not int or new_positions < 1:
             found = sorted(set(self._pending))
             self.rollback(self.length)
             raise CacheMisuse(
@@ -71,7 +71,7 @@ class LayeredCache(ABC):
         self.rollback(0)
 
     def rollback(self, length: int) -> None:
-        if not 0 <= length <= self.length:
+        if type(length) is not int or not 0 <= length <= self.length:
             raise CacheMisuse(f"rollback({length}): the cache holds {self.length} positions; give 0 to {self.length}")
         self.length = length
         self._pending = [0] * len(self._pending)
@@ -103,6 +103,12 @@ class LayeredCache(ABC):
 
     def _end(self, layer: int) -> int:
         return self.length + self._pending[layer]
+
+    def _past(self, layer: int) -> int:
+        """Positions in the tiles before the one that the pending positions end in."""
+        if not self._pending[layer]:
+            raise CacheMisuse(f"tiles of layer {layer} are there between its update and advance only")
+        return (self._end(layer) - 1) // TILE * TILE
 
     def _check_update(self, layer: int, keys: Tensor, values: Tensor) -> None:
         if not 0 <= layer < len(self._pending):

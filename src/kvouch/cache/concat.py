@@ -31,7 +31,7 @@ class ConcatCache(LayeredCache):
 
     def tiles(self, layer: int) -> Tiles:
         keys, values = self._keys[layer], self._values[layer]
-        past = (self._end(layer) - 1) // TILE * TILE
+        past = self._past(layer)
         return Tiles(
             past_tiles(keys, past),
             past_tiles(values, past),
@@ -53,8 +53,9 @@ class ConcatCache(LayeredCache):
         """Nothing lies beyond the length."""
 
     def _write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        self._keys[layer] = torch.cat([self._keys[layer], keys], dim=2)
-        self._values[layer] = torch.cat([self._values[layer], values], dim=2)
+        held_keys, held_values = self.read(layer)
+        self._keys[layer] = torch.cat([held_keys, keys], dim=2)
+        self._values[layer] = torch.cat([held_values, values], dim=2)
         return self._keys[layer], self._values[layer]
 
     def _drop_beyond_length(self) -> None:

@@ -33,7 +33,8 @@ class StaticCache(LayeredCache):
         shape = (config.num_hidden_layers, 2, batch, config.num_key_value_heads, whole_tiles(capacity), config.head_dim)
         self._buffer = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [(keys, values) for keys, values in self._buffer]  # each [B, G, capacity, D]
-        self._past = [-1] * self.num_layers  # positions in the past tiles of `_tiles`, whose views stay good until then
+        # Views of tiles cost more than reading them does, and stay good until a step enters another tile.
+        self._viewed = [-1] * self.num_layers  # positions in the past tiles of `_tiles`; -1: not viewed yet
         self._tiles = [Tiles(*[self._buffer] * 4)] * self.num_layers
 
     @property
@@ -45,10 +46,10 @@ class StaticCache(LayeredCache):
         return self.capacity
 
     def tiles(self, layer: int) -> Tiles:
-        past = (self._end(layer) - 1) // TILE * TILE
-        if past != self._past[layer]:
+        past = self._past(layer)
+        if past != self._viewed[layer]:
             keys, values = self._layers[layer]
-            self._past[layer] = past
+            self._viewed[layer] = past
             self._tiles[layer] = Tiles(
                 past_tiles(keys, past),
                 past_tiles(values, past),

@@ -56,7 +56,7 @@ def draw(seed: int, step: int) -> float:
 
 def _softmax(scores: Tensor, best: Tensor, temperature: float) -> Tensor:
     """Float64 probabilities [V] on the CPU; the best score is taken off first, so no temperature overflows."""
-    return ((scores.double() - best.double()).cpu() / temperature).softmax(0)
+    return ((scores.cpu().double() - best.cpu().double()) / temperature).softmax(0)
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:

@@ -15,12 +15,12 @@ from kvouch.artefact.files import ArtefactFiles
 from kvouch.cache.concat import ConcatCache
 from kvouch.cache.static import StaticCache
 from kvouch.contract import Grade, KVCache, Progress, Rows
-from kvouch.errors import ConfigError, InvalidIds
+from kvouch.errors import ConfigError, InvalidIds, UsageError
 from kvouch.loader.config import parse_config
 from kvouch.loader.home import kvouch_home
 from kvouch.loader.probed import Probed
 from kvouch.loader.pull import resolve
-from kvouch.loader.source import CheckpointSource, ShapeCheck, checkpoint_dtype, drop_tied_head, read_tensors
+from kvouch.loader.source import CheckpointSource, ShapeCheck, checkpoint_dtypes, drop_tied_head, read_tensors
 from kvouch.loader.tokenizer import Tokenizer, load_tokenizer
 from kvouch.models.config import ModelConfig
 from kvouch.models.forward import forward_cached
@@ -36,7 +36,7 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 PROBED_LAYERS = 2  # the second layer's keys depend on everything that the first one computes
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Model:
     """A loaded model: what computes, in which dtype, where, and how exact it is."""
 
@@ -47,9 +47,12 @@ class Model:
     tokenizer: Tokenizer | None
     dtype: torch.dtype
     device: torch.device
+    threads: int  # that torch computed with when the grade was measured
 
     def forward(self, ids: Tensor | Sequence[int], cache: KVCache, *, scores: Rows = "last") -> Tensor | None:
-        """`forward_cached` on ids [B, T], or on one sequence of ids."""
+        """`forward_cached` on ids [B, T], or on one sequence of ids; with another number of threads, probes first."""
+        if torch.get_num_threads() != self.threads:
+            self.grade, self.threads = _measure(self.weights, self.dtype, self.device), torch.get_num_threads()
         return forward_cached(self.to_ids(ids), self.weights, self.config, cache, scores=scores)
 
     def to_ids(self, ids: Tensor | Sequence[int]) -> Tensor:
@@ -78,8 +81,11 @@ def load(
 ) -> Model:
     """Loads a model directory, a name of the catalogue or a hub id (`owner/name[@revision]`).
 
-    `dtype="auto"` is the checkpoint's own. Raises UnknownModel, DownloadError, FileError, ConfigError, TensorError.
+    `dtype="auto"` is the tensors' own; where they have several, the config's. Raises UsageError, UnknownModel,
+    DownloadError, FileError, ConfigError, TensorError, and NonFinite where the weights compute no numbers.
     """
+    if dtype not in ("auto", *DTYPES):
+        raise UsageError(f"dtype is {dtype!r}; give one of {['auto', *DTYPES]}")
     directory = resolve(str(path_or_name), home or kvouch_home(), progress)
     files = ArtefactFiles(directory)
     fields = files.json("config.json")
@@ -89,34 +95,37 @@ def load(
     chosen = _dtype(dtype, fields, tensors, where)
     target = torch.empty(0, device=device).device
     weights = _build(config, tensors, chosen, target, where)
-    ids = probe_ids(config.vocab_size, config.max_position_embeddings, target)
-    result = probe(
-        ids,
-        layers=Probed(weights, PROBED_LAYERS, chosen, target),
-        model=Probed(weights, config.num_hidden_layers, chosen, target),
-    )
-    weights.arithmetic = result.arithmetic
     return Model(
         name=str(path_or_name),
         config=config,
         weights=weights,
-        grade=result.grade,
+        grade=_measure(weights, chosen, target),
         tokenizer=load_tokenizer(files, fields),
         dtype=chosen,
         device=target,
+        threads=torch.get_num_threads(),
     )
+
+
+def _measure(weights: TorchWeights, dtype: torch.dtype, device: torch.device) -> Grade:
+    """Sets the row quanta that make the weights exact here and now, and says how exact they are."""
+    config = weights.config
+    ids = probe_ids(config.vocab_size, config.max_position_embeddings, device)
+    first = Probed(weights, PROBED_LAYERS, dtype, device)
+    result = probe(ids, layers=first, model=Probed(weights, config.num_hidden_layers, dtype, device))
+    weights.arithmetic = result.arithmetic
+    return result.grade
 
 
 def _dtype(asked: DtypeName, fields: dict[str, Any], tensors: dict[str, Tensor], where: str) -> torch.dtype:
     if asked != "auto":
-        if asked not in DTYPES:
-            raise ConfigError(f"dtype {asked!r} is not supported; give one of {['auto', *DTYPES]}")
         return DTYPES[asked]
-    named = next((fields[name] for name in ("dtype", "torch_dtype") if fields.get(name) is not None), None)
-    own = str(named) if named is not None else str(checkpoint_dtype(tensors, where)).removeprefix("torch.")
-    if own not in DTYPES:
-        raise ConfigError(f"{where}: the checkpoint's dtype {own!r} is not supported; give one of {list(DTYPES)}")
-    return DTYPES[own]
+    own = checkpoint_dtypes(tensors)
+    named = next((str(fields[name]) for name in ("dtype", "torch_dtype") if fields.get(name) is not None), None)
+    chosen = own[0] if len(own) == 1 else named
+    if chosen not in DTYPES:
+        raise ConfigError(f"{where}: tensors of dtype {own}, dtype {named!r} in config.json: name one with dtype=")
+    return DTYPES[chosen]
 
 
 def _build(

@@ -16,10 +16,9 @@ from kvouch.models.forward import forward_cached
 from kvouch.models.step import TorchWeights
 from kvouch.numerics.probe import RowFunction
 
-PRODUCT_ROWS = 101
+PRODUCT_ROWS = TILE + 1  # one sequence gives a product at most a tile's rows
 HEAD_ROWS = 34  # the head is many times a layer's product
-ATTENTION_ROWS = 3 * TILE
-PAST_TILES = 2
+PAST_TILES = 3
 
 
 class Probed:
@@ -51,7 +50,7 @@ class Probed:
             return torch.cat([outputs.float(), masses[..., None]], -1).permute(2, 0, 1, 3)
 
         for visible in (TILE, 100):
-            yield partial(over_tiles, visible=visible), self._sample(ATTENTION_ROWS, heads, size)
+            yield partial(over_tiles, visible=visible), self._sample(TILE * config.group, heads, size)
 
     def run(self, ids: Tensor, cache: KVCache, rows: Rows, arithmetic: Arithmetic) -> Tensor | None:
         self._weights.arithmetic = arithmetic

@@ -110,9 +110,8 @@ def drop_tied_head(tensors: dict[str, Tensor], config: ModelConfig, where: str) 
         del tensors["lm_head.weight"]
 
 
-def checkpoint_dtype(tensors: dict[str, Tensor], where: str) -> torch.dtype:
-    """The one floating point dtype of a checkpoint; TensorError where there are several."""
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    if len(dtypes) != 1:
-        raise TensorError(f"{where}: tensors of dtypes {sorted(map(str, dtypes))}; name one with dtype=")
-    return dtypes.pop()
+def checkpoint_dtypes(tensors: dict[str, Tensor]) -> list[str]:
+    """The floating point dtypes of a checkpoint, by name."""
+    return sorted(
+        {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values() if tensor.is_floating_point()}
+    )

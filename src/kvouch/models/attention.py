@@ -88,8 +88,8 @@ def tile_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor |
             queries, keys, values, 0.0, False, attn_mask=mask
         )
         return output, mass
-    scores = (queries @ keys.transpose(-1, -2)).float() / math.sqrt(queries.shape[-1])
+    scores = queries.float() @ keys.float().transpose(-1, -2) / math.sqrt(queries.shape[-1])
     if mask is not None:
         scores = scores.masked_fill(mask < 0, -math.inf)
     mass = scores.logsumexp(-1)
-    return (scores - mass[..., None]).exp().to(values.dtype) @ values, mass
+    return ((scores - mass[..., None]).exp() @ values.float()).to(values.dtype), mass

@@ -54,6 +54,8 @@ def forward_cached(
 def _check(ids: Tensor, config: ModelConfig, cache: KVCache) -> None:
     if ids.dim() != 2 or ids.dtype != torch.int64 or ids.numel() == 0:
         raise InvalidIds(f"ids are {ids.dtype} of shape {list(ids.shape)}; int64 [B, T] with T >= 1 is needed")
+    if cache.num_layers != config.num_hidden_layers:
+        raise CacheShapeError(f"the cache has {cache.num_layers} layers; this model has {config.num_hidden_layers}")
     if len(ids) != cache.batch:
         raise CacheShapeError(f"ids hold {len(ids)} sequences; this cache holds {cache.batch}")
     lowest, highest = (int(edge) for edge in ids.aminmax())

@@ -1,16 +1,22 @@
 """The row-wise parts of a layer: norms, rope, activations. A row's result depends on that row alone.
 
-The residual stream and the gains of norms are float32 in every model; a norm's result is rounded once, to the dtype of
-the products that read it.
+The residual stream and the gains of the layers' norms are float32 in every model; a norm's result is rounded once, to
+the dtype of the products that read it.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kvouch.models.config import Activation, Rope
+
+RowFunction = Callable[[Tensor], Tensor]
+
+LANES = 64  # elements of two of the widest vector registers, in the narrowest dtype: one turn of torch's vector loop
+GRAIN = 32768  # torch's own: fewer elements than this are never cut among threads
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,12 +55,31 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
 
-def activation(name: Activation) -> Callable[[Tensor], Tensor]:
-    """The function of that name, element by element."""
+def activation(name: Activation) -> RowFunction:
+    """The function that a config's activation names, on rows [R, I]."""
     match name:
         case "silu":
-            return F.silu
+            return partial(whole_lanes, F.silu)
         case "gelu":
-            return F.gelu
+            return partial(whole_lanes, F.gelu)
         case "gelu_tanh":
-            return lambda x: F.gelu(x, approximate="tanh")
+            return partial(whole_lanes, partial(F.gelu, approximate="tanh"))
+
+
+def whole_lanes(function: RowFunction, x: Tensor) -> Tensor:
+    """An elementwise function of rows [R, I], computed by torch's vector code for every element.
+
+    On the CPU torch cuts the elements into one range a thread and computes what does not fill a vector register at the
+    end of each by scalar code, whose last bit can differ: a row's bits would depend on how many rows there are.
+    """
+    if x.device.type != "cpu" or (x.shape[1] % LANES == 0 and _range_elements(x.numel()) % LANES == 0):
+        return function(x)
+    padded = F.pad(x, (0, -x.shape[1] % LANES))
+    blocks = [function(block) for block in padded.flatten().split(GRAIN)]
+    return torch.cat(blocks).view_as(padded)[:, : x.shape[1]]
+
+
+def _range_elements(elements: int) -> int:
+    """How many elements torch gives each thread."""
+    threads = min(torch.get_num_threads(), -(-elements // GRAIN))
+    return -(-elements // threads)

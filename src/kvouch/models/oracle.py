@@ -1,6 +1,7 @@
 """The plain uncached forward pass: the whole sequence, one full causal mask, no cache, no packing, no tiles.
 
-What the fast path is compared with. Written from the architectures' own definitions and sharing no arithmetic with it.
+What the fast path is compared with. Written from the architectures' own definitions; of the fast path's arithmetic it
+shares rope's frequencies only.
 """
 
 import math

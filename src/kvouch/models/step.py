@@ -70,11 +70,13 @@ class TorchWeights(ABC):
         """
         plan = StepRows(cache, batch=len(ids), first=cache.length, count=ids.shape[1], weights=self)
         x, place = self.embed(plan.pad(ids.flatten()), plan.pad(plan.positions))  # [R, hidden]
+        states = []
         for layer, block in enumerate(self.blocks):
             queries, keys, values = block.project(x, place)
             cache.update(layer, plan.by_sequence(keys), plan.by_sequence(values))
+            states += [keys, values]
             if layer == len(self.blocks) - 1:  # what follows concerns only the rows that get scores
-                plan.check_finite(x, keys, values)
+                plan.check_finite(torch.stack(states))
                 if rows == "none":
                     return None
                 if rows == "last":
@@ -120,13 +122,10 @@ class StepRows:
         """[R, ...] -> [B, ...], the rows of the newest positions."""
         return rows[: self.total].view(self.batch, self.count, *rows.shape[1:])[:, -1]
 
-    def check_finite(self, *tensors: Tensor) -> None:
-        """Refuses rows [R, ...] that hold an infinity or a NaN: through a sum they would reach other positions."""
-        for tensor in tensors:
-            finite = tensor[: self.total].isfinite()
-            if not finite.all():
-                row = int((~finite.flatten(1).all(1)).nonzero()[0])
-                raise NonFinite(
-                    f"position {self.first + row % self.count}: the computation gave an infinity or a NaN; "
-                    f"nothing was kept (weights or dtype {tensor.dtype} at fault)"
-                )
+    def check_finite(self, numbers: Tensor) -> None:
+        """Refuses an infinity or a NaN among the numbers of a step: through a sum it would reach other positions."""
+        if not numbers.isfinite().all():
+            raise NonFinite(
+                f"positions {self.first} to {self.first + self.count - 1}: the computation gave an infinity or a NaN "
+                f"in {numbers.dtype}; nothing of it was kept"
+            )

@@ -55,10 +55,11 @@ def probe(ids: Tensor, *, layers: Subject, model: Subject) -> ProbeResult:
     attention = smallest_quantum(layers.attention(), ATTENTION_QUANTA)
     if linear is not None and attention is not None:
         exact = Arithmetic(linear_rows=linear, attention_rows=attention)
-        if chunking_difference(layers, ids, exact) == 0.0:
+        if chunking_difference(layers, ids, exact) is None:
             return ProbeResult(arithmetic=exact, grade=Grade())
     plain = Arithmetic()
-    return ProbeResult(arithmetic=plain, grade=Grade(tolerance=chunking_difference(model, ids, plain)))
+    difference = chunking_difference(model, ids, plain) or 0.0
+    return ProbeResult(arithmetic=plain, grade=Grade(name="within", tolerance=difference))
 
 
 def smallest_quantum(functions: Iterable[tuple[RowFunction, Tensor]], quanta: Sequence[int]) -> int | None:
@@ -83,8 +84,8 @@ def probe_ids(vocab_size: int, context: int, device: torch.device) -> Tensor:
     return (torch.arange(1, count + 1, dtype=torch.int64, device=device) * 7_368_787 % vocab_size)[None]
 
 
-def chunking_difference(subject: Subject, ids: Tensor, arithmetic: Arithmetic) -> float:
-    """Largest difference of a score between two large pieces and many small ones; 0.0 only if all bits agree."""
+def chunking_difference(subject: Subject, ids: Tensor, arithmetic: Arithmetic) -> float | None:
+    """Largest difference of a score between two large pieces and many small ones; None if all bits agree."""
     total = ids.shape[1]
     compared = max(total - BEYOND_TILE, 0)  # scores are compared in [compared, total)
     whole, cut = subject.new_cache(ids.device), subject.new_cache(ids.device)
@@ -98,9 +99,7 @@ def chunking_difference(subject: Subject, ids: Tensor, arithmetic: Arithmetic) -
             expected = wanted[:, stop - compared - 1]
             exact = exact and same_bits(found, expected)
             worst = max(worst, float((found - expected).abs().max()))
-    if exact and _same_state(whole, cut):
-        return 0.0
-    return max(worst, torch.finfo(torch.float32).tiny)
+    return None if exact and _same_state(whole, cut) else worst
 
 
 def _small_pieces(compared: int, total: int) -> Iterator[int]:

@@ -383,7 +383,7 @@ def test_nbytes_counts_every_tensor_once(family: str, dtype: DtypeName, tmp_path
 
 
 def test_nothing_of_a_model_needs_its_directory(tmp_path: Path) -> None:
-    model = tiny_model("qwen3")
+    model = load(tiny_directory(tmp_path / "qwen3", "qwen3"))
     (tmp_path / "qwen3").rename(tmp_path / "moved")
     assert model.tokenizer is None
     assert model.name == str(tmp_path / "qwen3")

@@ -14,7 +14,7 @@ from torch import Tensor
 from kvouch.artefact.files import ArtefactFiles
 from kvouch.errors import ConfigError, FileError, TensorError
 from kvouch.loader.config import parse_config
-from kvouch.loader.source import CheckpointSource, ShapeCheck, checkpoint_dtype, drop_tied_head, read_tensors
+from kvouch.loader.source import CheckpointSource, ShapeCheck, checkpoint_dtypes, drop_tied_head, read_tensors
 from kvouch.models.config import Family
 from kvouch.models.tiny import TINY_CONFIGS
 from kvouch.numerics.bits import same_bits
@@ -302,11 +302,9 @@ def test_a_tied_head_without_an_embedding_is_left_to_be_listed() -> None:
 def test_the_dtype_of_a_checkpoint_is_the_one_that_all_its_numbers_have() -> None:
     mask = torch.ones(2, dtype=torch.uint8)
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        assert checkpoint_dtype({"a": torch.ones(2, dtype=dtype), "mask": mask}, "here") == dtype
+        assert checkpoint_dtypes({"a": torch.ones(2, dtype=dtype), "mask": mask}) == [str(dtype).removeprefix("torch.")]
 
 
 def test_several_dtypes_are_named() -> None:
     tensors = {"a": torch.ones(2), "b": torch.ones(2).bfloat16(), "c": torch.ones(2).bfloat16()}
-    message = r"here: tensors of dtypes \['torch\.bfloat16', 'torch\.float32'\]; name one with dtype="
-    with pytest.raises(TensorError, match=message):
-        checkpoint_dtype(tensors, "here")
+    assert checkpoint_dtypes(tensors) == ["bfloat16", "float32"]

@@ -104,7 +104,7 @@ def _reading(results: Results, environment: Results, link: str) -> str:
 def _bf16(has_instructions: bool) -> str:
     if has_instructions:
         return ""
-    return "**This CPU has no bf16 instructions**: bf16 is slow on it, and for every library."
+    return "**This CPU has no bf16 instructions**: bf16 is slow on it, in both libraries."
 
 
 def _bounded(results: Results) -> str:

@@ -77,7 +77,7 @@ def _round(run: Run, number: int, ids: list[int]) -> Iterator[tuple[Record, list
     """Each model and dtype, by each peer in turn."""
     for model, dtype, (peer, kind) in product(run.directories, run.dtypes, PEERS):
         job = {"job": peer, "kind": kind, "directory": str(run.directories[model]), "dtype": dtype, "ids": ids}
-        sizes = {"check_tokens": run.size.check_tokens, "plan": asdict(run.size.plan(model))}
+        sizes = {"round": number, "check_tokens": run.size.check_tokens, "plan": asdict(run.size.plan(model))}
         found = run.workers.call(f"round {number} {model} {dtype} {peer} {kind}", job | sizes)
         if found is not None:
             common: Record = {"round": number, "model": model, "dtype": dtype, "peer": peer}

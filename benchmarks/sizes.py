@@ -47,10 +47,10 @@ FULL = Size(
     prefill_tokens=(512, 1024),
     warm_prefix={"smollm2": 1024, "gpt2": 512},
     warm_new_tokens=32,
-    check_tokens=288,  # past the first edge of a tile
-    decode_bound=Bound(least=3, most=20, seconds=1.0),
-    prefill_bound=Bound(least=1, most=4, seconds=2.5),  # in three rounds: three samples at least
-    warm_bound=Bound(least=1, most=8, seconds=1.2),
+    check_tokens=272,  # past the first edge of a tile
+    decode_bound=Bound(least=3, most=16, seconds=0.9),
+    prefill_bound=Bound(least=1, most=4, seconds=2.0),  # in three rounds: three samples at least
+    warm_bound=Bound(least=1, most=8, seconds=0.9),
     wall_floats=64 << 20,  # 256 MB: far beyond any cache
     wall_side=2048,
     trial_tokens=32,

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ DTYPES = ("float32", "bfloat16")
 def main() -> int:
     asked = _arguments()
     size = QUICK if asked.quick else FULL
+    if asked.rounds is not None:
+        size = replace(size, rounds=asked.rounds)
     with tempfile.TemporaryDirectory(prefix="kvouch-bench-") as scratch:
         workers = Workers(ROOT, Path(scratch), process_environment(), asked.threads)
         started = date.today().isoformat()
@@ -47,8 +50,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="of %(default)s")
     parser.add_argument("--out", help="folder; by default evidence/torch_path/<date>-<machine>")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; by default into build/")
+    parser.add_argument("--rounds", type=int, help=f"by default {FULL.rounds}; each gives a slow prefill one sample")
     parser.add_argument("--threads", type=int, help="for every process; by default what torch chooses")
     asked = parser.parse_args()
+    if asked.rounds is not None and asked.rounds < 1:
+        parser.error(f"--rounds is {asked.rounds}: one at least")
     for name, known in (("models", LABELS), ("dtypes", DTYPES)):
         wrong = [one for one in getattr(asked, name).split(",") if one not in known]
         if wrong:

@@ -134,12 +134,11 @@ def _plan(job: Job) -> Plan:
 
 
 def _next_ids(peer: Any, job: Job) -> list[int]:
-    """What follows a short prompt, greedily: whether two peers run the same model can be seen from it."""
-    cache = peer.new_cache(24)
-    found = [peer.feed(job["ids"][:16], cache)]
-    while len(found) < 8:
-        found.append(peer.feed(found[-1:], cache))
-    return found
+    """The next id after 4, 8, ..., 32 ids: whether two peers run the same model can be seen from it."""
+    if job["round"] > 1:
+        return []
+    cache = peer.new_cache(32)
+    return [peer.feed(job["ids"][start : start + 4], cache) for start in range(0, 32, 4)]
 
 
 def _trim() -> None:

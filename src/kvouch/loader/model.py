@@ -3,6 +3,8 @@
 Knows where everything comes from; the forward pass it hands out knows none of it.
 """
 
+import contextlib
+import ctypes
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +83,8 @@ def load(
 ) -> Model:
     """Loads a model directory, a name of the catalogue or a hub id (`owner/name[@revision]`).
 
-    `dtype="auto"` is the tensors' own; where they have several, the config's. Raises UsageError, UnknownModel,
-    DownloadError, FileError, ConfigError, TensorError, and NonFinite where the weights compute no numbers.
+    `dtype="auto"` is the tensors' own; the config's, where they have several; both must agree. Raises UsageError,
+    UnknownModel, DownloadError, FileError, ConfigError, TensorError, and NonFinite where weights compute no numbers.
     """
     if dtype not in ("auto", *DTYPES):
         raise UsageError(f"dtype is {dtype!r}; give one of {['auto', *DTYPES]}")
@@ -95,6 +97,7 @@ def load(
     chosen = _dtype(dtype, fields, tensors, where)
     target = torch.empty(0, device=device).device
     weights = _build(config, tensors, chosen, target, where)
+    _return_freed_memory()
     return Model(
         name=str(path_or_name),
         config=config,
@@ -122,9 +125,9 @@ def _dtype(asked: DtypeName, fields: dict[str, Any], tensors: dict[str, Tensor],
         return DTYPES[asked]
     own = checkpoint_dtypes(tensors)
     named = next((str(fields[name]) for name in ("dtype", "torch_dtype") if fields.get(name) is not None), None)
-    chosen = own[0] if len(own) == 1 else named
-    if chosen not in DTYPES:
-        raise ConfigError(f"{where}: tensors of dtype {own}, dtype {named!r} in config.json: name one with dtype=")
+    chosen = named if named is not None else own[0]
+    if chosen not in DTYPES or (len(own) == 1 and chosen != own[0]) or (len(own) > 1 and named is None):
+        raise ConfigError(f"{where}: tensors of dtype {own}, dtype {named!r} in config.json: say which with dtype=")
     return DTYPES[chosen]
 
 
@@ -143,3 +146,9 @@ def _family(config: ModelConfig, source: TensorSource) -> TorchWeights:
     if config.rope is None:
         return GPT2Weights(config, source)
     return LlamaWeights(config, config.rope, source)
+
+
+def _return_freed_memory() -> None:
+    """Has the C library give back what loading has freed, where it can (glibc)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

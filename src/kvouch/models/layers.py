@@ -4,19 +4,14 @@ The residual stream and the gains of the layers' norms are float32 in every mode
 the dtype of the products that read it.
 """
 
+import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kvouch.models.config import Activation, Rope
-
-RowFunction = Callable[[Tensor], Tensor]
-
-LANES = 64  # elements of two of the widest vector registers, in the narrowest dtype: one turn of torch's vector loop
-GRAIN = 32768  # torch's own: fewer elements than this are never cut among threads
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -55,31 +50,35 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
 
-def activation(name: Activation) -> RowFunction:
-    """The function that a config's activation names, on rows [R, I]."""
+def activation(name: Activation) -> Callable[[Tensor], Tensor]:
+    """The function that a config's activation names: of rows [R, I], in float32."""
     match name:
         case "silu":
-            return partial(whole_lanes, F.silu)
+            return silu
         case "gelu":
-            return partial(whole_lanes, F.gelu)
+            return gelu
         case "gelu_tanh":
-            return partial(whole_lanes, partial(F.gelu, approximate="tanh"))
+            return gelu_tanh
 
 
-def whole_lanes(function: RowFunction, x: Tensor) -> Tensor:
-    """An elementwise function of rows [R, I], computed by torch's vector code for every element.
-
-    On the CPU torch cuts the elements into one range a thread and computes what does not fill a vector register at the
-    end of each by scalar code, whose last bit can differ: a row's bits would depend on how many rows there are.
-    """
-    if x.device.type != "cpu" or (x.shape[1] % LANES == 0 and _range_elements(x.numel()) % LANES == 0):
-        return function(x)
-    padded = F.pad(x, (0, -x.shape[1] % LANES))
-    blocks = [function(block) for block in padded.flatten().split(GRAIN)]
-    return torch.cat(blocks).view_as(padded)[:, : x.shape[1]]
+# torch's own fused activations compute what does not fill a vector register by other code, at places that depend on the
+# number of rows and threads, and their last bits differ there. Its exp and erf do not, nor do products and sums.
 
 
-def _range_elements(elements: int) -> int:
-    """How many elements torch gives each thread."""
-    threads = min(torch.get_num_threads(), -(-elements // GRAIN))
-    return -(-elements // threads)
+def silu(x: Tensor) -> Tensor:
+    """x * sigmoid(x)."""
+    x = x.float()
+    return x / (-x).exp_().add_(1)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x times the normal distribution up to x (Hendrycks and Gimpel, 2016)."""
+    x = x.float()
+    return (x * math.sqrt(0.5)).erf_().add_(1).mul_(0.5) * x
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The same by tanh's approximation, written with the sigmoid that tanh is."""
+    x = x.float()
+    inner = (x * x).mul_(0.044715).add_(1).mul_(x)  # x + 0.044715 x^3
+    return x / inner.mul_(-2 * math.sqrt(2 / math.pi)).exp_().add_(1)

@@ -14,7 +14,6 @@ from kvouch.cache.concat import ConcatCache
 from kvouch.contract import TILE, KVCache, Rows
 from kvouch.errors import (
     CacheError,
-    CacheMisuse,
     CacheOverflow,
     CacheShapeError,
     ContextOverflow,
@@ -183,7 +182,7 @@ def test_a_cache_of_another_model_is_refused(model: Model, field: str) -> None:
     }
     changes[field]()
     cache = ConcatCache(shape, dtype=torch.bfloat16 if field == "dtype" else torch.float32)
-    with pytest.raises(CacheMisuse if "layers" in field else CacheShapeError):
+    with pytest.raises(CacheShapeError):
         model.forward(random_ids(3), cache)
     assert cache.length == 0
     assert all(tensor.shape[2] == 0 for tensor in contents(cache))
@@ -449,7 +448,7 @@ def test_an_overflow_in_16_bits_is_found(tmp_path: Path) -> None:
         overflowing = load(write_model(tmp_path / "huge", TINY_CONFIGS["gpt2"], tensors), dtype="float16")
         overflowing.forward(random_ids(9), overflowing.concat_cache())
 
-    with pytest.raises(NonFinite, match=r"float16 at fault|float32 at fault"):
+    with pytest.raises(NonFinite, match=r"an infinity or a NaN in torch\.float"):
         run()
     assert model.forward(random_ids(9), model.concat_cache()) is not None
 

@@ -1,9 +1,10 @@
 """Row-wise functions: no number of rows and no number of threads changes a bit of a row."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from torch import Tensor
 
 from kvouch.models.config import Activation
 from kvouch.models.layers import activation
@@ -26,7 +27,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_an_activation_gives_a_row_the_same_bits_beside_any_others(
     name: Activation, width: int, dtype: torch.dtype, threads: int
 ) -> None:
-    """torch itself computes the ends of each thread's range by other code than the rest."""
+    """torch's own compute the ends of each thread's range by other code than the rest."""
     rows = (3 * torch.randn(70, width, generator=torch.Generator().manual_seed(1))).to(dtype)
     function = activation(name)
     whole = function(rows)
@@ -34,3 +35,16 @@ def test_an_activation_gives_a_row_the_same_bits_beside_any_others(
         assert same_bits(function(rows[-count:].contiguous()), whole[-count:])
         halves = torch.cat([rows, rows], dim=1)[-count:, width:]  # a strided half, as the gate is
         assert same_bits(function(halves), whole[-count:])
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        ("silu", torch.nn.functional.silu),
+        ("gelu", torch.nn.functional.gelu),
+        ("gelu_tanh", lambda x: torch.nn.functional.gelu(x, approximate="tanh")),
+    ],
+)
+def test_an_activation_is_the_function_of_its_name(name: Activation, reference: Callable[[Tensor], Tensor]) -> None:
+    x = torch.cat([torch.linspace(-30, 30, 4001), torch.tensor([0.0, -0.0, 1e-30, -1e4, 1e4])])[None]
+    torch.testing.assert_close(activation(name)(x), reference(x.double()).float(), rtol=2e-6, atol=1e-7)

@@ -1,9 +1,10 @@
 """Fixtures that every test may use. Knows where pulled models are; pulls nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from kvouch.loader.home import kvouch_home
 from kvouch.loader.pull import list_models
@@ -18,6 +19,14 @@ def smollm2_dir() -> Path:
         if model.name == SMOLLM2:
             return model.path
     pytest.skip(f"{SMOLLM2} is not under {kvouch_home()}: run `kvouch models pull {SMOLLM2}`")
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """What a test does to the number of threads ends with it: a grade belongs to a number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 _FIGURES: list[str] = []

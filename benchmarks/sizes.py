@@ -49,7 +49,7 @@ FULL = Size(
     warm_new_tokens=32,
     check_tokens=272,  # past the first edge of a tile
     decode_bound=Bound(least=3, most=16, seconds=0.9),
-    prefill_bound=Bound(least=1, most=4, seconds=2.0),  # in three rounds: three samples at least
+    prefill_bound=Bound(least=1, most=4, seconds=2.0),  # so a slow prefill has one sample a round
     warm_bound=Bound(least=1, most=8, seconds=0.9),
     wall_floats=64 << 20,  # 256 MB: far beyond any cache
     wall_side=2048,

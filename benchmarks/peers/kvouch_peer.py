@@ -1,4 +1,4 @@
-"""kvouch as a peer: its static cache, and its concat cache beside it. Knows kvouch's public names only."""
+"""kvouch as a peer: its static cache, and its concat cache beside it. Knows kvouch, nothing of transformers."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -17,7 +17,7 @@ EDGES = [n for tiles in (1, 2) for n in (tiles * TILE - 1, tiles * TILE, tiles *
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+def loaded(request: pytest.FixtureRequest) -> Model:
     return tiny_model(request.param)
 
 

@@ -23,7 +23,7 @@ FAULTS = [RuntimeError("layer"), KeyboardInterrupt(), NonFinite("nan"), MemoryEr
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def loaded() -> Model:
     return tiny_model("smollm2")
 
 

@@ -15,7 +15,7 @@ from tiny_models import random_ids, tiny_model
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def loaded() -> Model:
     return tiny_model("smollm2")
 
 

@@ -37,7 +37,7 @@ FAMILIES = ["gpt2", "smollm2"]
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+def models() -> dict[str, Model]:
     return {family: tiny_model(family) for family in FAMILIES}
 
 

@@ -1,8 +1,6 @@
 """A backend that says what it is told to, and one that counts what a model really computes."""
 
-import copy
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,11 +26,6 @@ class ScriptedBackend:
         scores[self._script[len(self.asked)]] = 1.0
         self.asked.append(list(ids))
         return scores
-
-
-def own_weights(model: Model) -> Model:
-    """The same tensors in weights of one's own, whose step can be replaced without touching other tests'."""
-    return replace(model, weights=copy.copy(model.weights))
 
 
 def count_positions(model: Model) -> Callable[[], int]:

@@ -1,7 +1,9 @@
 """Tiny models on disk and loaded: what most tests run on."""
 
+import copy
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,11 +31,20 @@ def tiny_directory(directory: Path, family: str, *, seed: int = 0, dtype: torch.
     return write_model(directory, TINY_CONFIGS[family], tensors)
 
 
-@cache
 def tiny_model(family: str, dtype: DtypeName = "float32") -> Model:
-    """One of TINY_CONFIGS, loaded once for all tests: a model does not change."""
+    """One of TINY_CONFIGS: tensors that all tests share, in weights of the caller's own, whose step it may replace."""
+    return own_weights(_loaded(family, dtype))
+
+
+@cache
+def _loaded(family: str, dtype: DtypeName) -> Model:
     with TemporaryDirectory() as directory:
         return load(tiny_directory(Path(directory), family), dtype=dtype)
+
+
+def own_weights(model: Model) -> Model:
+    """The same tensors in weights of one's own, whose step can be replaced without touching other tests'."""
+    return replace(model, weights=copy.copy(model.weights))
 
 
 def random_ids(count: int, *, seed: int = 0, batch: int = 1, vocabulary: int = 257) -> Tensor:

@@ -9,8 +9,8 @@ from kvouch.contract import TILE
 from kvouch.engine.backend import RollbackBackend
 from kvouch.loader.model import Model
 from kvouch.numerics.bits import same_bits
-from scripted import count_positions, own_weights
-from tiny_models import tiny_model
+from scripted import count_positions
+from tiny_models import own_weights, tiny_model
 
 FAMILIES = ("gpt2", "llama3", "smollm2", "qwen3")
 EDGES = [n for tiles in (1, 2) for n in (tiles * TILE - 1, tiles * TILE, tiles * TILE + 1)]

@@ -12,8 +12,8 @@ from kvouch.errors import NonFinite
 from kvouch.loader.model import Model
 from kvouch.models.tiny import LAYERS
 from kvouch.numerics.bits import same_bits
-from scripted import count_positions, own_weights
-from tiny_models import random_ids, tiny_model
+from scripted import count_positions
+from tiny_models import own_weights, random_ids, tiny_model
 
 pytestmark = pytest.mark.law(3)
 

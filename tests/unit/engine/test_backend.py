@@ -10,8 +10,8 @@ from kvouch.engine.backend import RollbackBackend
 from kvouch.errors import ContextOverflow, InvalidIds
 from kvouch.loader.model import Model
 from kvouch.models.tiny import CONTEXT
-from scripted import count_positions, own_weights
-from tiny_models import random_ids, tiny_model
+from scripted import count_positions
+from tiny_models import own_weights, random_ids, tiny_model
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from kvouch.engine.request import Answer, Request
 from kvouch.engine.shared import prefill_shared
 from kvouch.loader.model import Model, load
 from kvouch.loader.tokenizer import Tokenizer
-from scripted import count_positions, own_weights
+from scripted import count_positions
+from tiny_models import own_weights
 
 pytestmark = pytest.mark.real_model
 

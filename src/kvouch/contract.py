@@ -31,15 +31,14 @@ class CacheShape(Protocol):
 
 
 class Tiles(NamedTuple):
-    """Keys and values of one layer as whole tiles; views, valid until the cache changes.
+    """Keys and values of one layer as whole tiles [B, G, n, W, D]; views, valid until the cache changes.
 
-    The last tile holds the newest position and is zero beyond it, so that no stale number can reach a sum.
+    Tile i holds positions [i * TILE, (i + 1) * TILE). The last one holds the newest position and is zero beyond it, so
+    that no stale number can reach a sum.
     """
 
-    past_keys: Tensor  # [B, G, n, W, D]: positions [0, n * TILE), every one of them filled
-    past_values: Tensor
-    last_keys: Tensor  # [B, G, W, D]: positions [n * TILE, (n + 1) * TILE)
-    last_values: Tensor
+    keys: Tensor
+    values: Tensor
 
 
 class KVCache(Protocol):

@@ -114,12 +114,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     def check_tiles(self, cache: LayeredCache, layer: int, held: list[int]) -> None:
         """Whole tiles in order, the last one zero beyond its end."""
-        tiles = cache.tiles(layer)
-        for past, last, sign in (
-            (tiles.past_keys, tiles.last_keys, 1),
-            (tiles.past_values, tiles.last_values, -1),
-        ):
-            joined = torch.cat([past.flatten(2, 3), last], dim=2)
+        for tiles, sign in zip(cache.tiles(layer), (1, -1), strict=True):
+            joined = tiles.flatten(2, 3)
             assert joined.shape[2] == -(-len(held) // TILE) * TILE
             assert torch.equal(joined[:, :, : len(held)], expected(held, layer, sign))
             assert not joined[:, :, len(held) :].any()

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kvouch.cache.sizing import cache_bytes
+from kvouch.cache.sizing import cache_bytes, whole_tiles
 from kvouch.contract import TILE, CacheShape, Tiles
 from kvouch.errors import CacheMisuse, CacheOverflow, CacheShapeError
 
@@ -104,11 +104,11 @@ class LayeredCache(ABC):
     def _end(self, layer: int) -> int:
         return self.length + self._pending[layer]
 
-    def _past(self, layer: int) -> int:
-        """Positions in the tiles before the one that the pending positions end in."""
+    def _tiled(self, layer: int) -> int:
+        """Positions of the whole tiles that hold those of the layer."""
         if not self._pending[layer]:
             raise CacheMisuse(f"tiles of layer {layer} are there between its update and advance only")
-        return (self._end(layer) - 1) // TILE * TILE
+        return whole_tiles(self._end(layer))
 
     def _check_update(self, layer: int, keys: Tensor, values: Tensor) -> None:
         if not 0 <= layer < len(self._pending):
@@ -130,7 +130,6 @@ class LayeredCache(ABC):
             raise CacheOverflow(f"the update ends at position {end}; this cache holds {self.max_length}")
 
 
-def past_tiles(rows: Tensor, past: int) -> Tensor:
-    """Positions [0, past), whole tiles, of rows [B, G, S, D]: a view [B, G, n, W, D]."""
-    batch, heads, _, size = rows.shape
-    return rows[:, :, :past].view(batch, heads, past // TILE, TILE, size)
+def as_tiles(rows: Tensor) -> Tensor:
+    """Whole tiles of rows [B, G, n * W, D]: a view [B, G, n, W, D]."""
+    return rows.unflatten(2, (-1, TILE))

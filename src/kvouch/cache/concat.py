@@ -4,9 +4,10 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from kvouch.cache.base import LayeredCache, past_tiles
-from kvouch.contract import TILE, CacheShape, Tiles
+from kvouch.cache.base import LayeredCache, as_tiles
+from kvouch.contract import CacheShape, Tiles
 
 
 class ConcatCache(LayeredCache):
@@ -30,14 +31,9 @@ class ConcatCache(LayeredCache):
         return self.length
 
     def tiles(self, layer: int) -> Tiles:
-        keys, values = self._keys[layer], self._values[layer]
-        past = self._past(layer)
-        return Tiles(
-            past_tiles(keys, past),
-            past_tiles(values, past),
-            _padded_tile(keys[:, :, past:]),
-            _padded_tile(values[:, :, past:]),
-        )
+        beyond = self._tiled(layer) - self._end(layer)
+        keys, values = (pad(rows[layer], (0, 0, 0, beyond)) for rows in (self._keys, self._values))
+        return Tiles(as_tiles(keys), as_tiles(values))
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
         return self._keys[layer][:, :, : self.length], self._values[layer][:, :, : self.length]
@@ -63,10 +59,3 @@ class ConcatCache(LayeredCache):
             for layer, tensor in enumerate(rows):
                 if tensor.shape[2] > self.length:
                     rows[layer] = tensor[:, :, : self.length].clone()  # a view would keep the long tensor alive
-
-
-def _padded_tile(rows: Tensor) -> Tensor:
-    """Rows [B, G, n, D] copied into a zeroed tile [B, G, W, D]."""
-    tile = rows.new_zeros(*rows.shape[:2], TILE, rows.shape[3])
-    tile[:, :, : rows.shape[2]] = rows
-    return tile

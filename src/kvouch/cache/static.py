@@ -5,9 +5,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kvouch.cache.base import LayeredCache, past_tiles
+from kvouch.cache.base import LayeredCache, as_tiles
 from kvouch.cache.sizing import whole_tiles
-from kvouch.contract import TILE, CacheShape, Tiles
+from kvouch.contract import CacheShape, Tiles
 from kvouch.errors import CacheShapeError
 
 
@@ -34,8 +34,8 @@ class StaticCache(LayeredCache):
         self._buffer = torch.zeros(shape, dtype=dtype, device=device)
         self._layers = [(keys, values) for keys, values in self._buffer]  # each [B, G, capacity, D]
         # Views of tiles cost more than reading them does, and stay good until a step enters another tile.
-        self._viewed = [-1] * self.num_layers  # positions in the past tiles of `_tiles`; -1: not viewed yet
-        self._tiles = [Tiles(*[self._buffer] * 4)] * self.num_layers
+        self._viewed = [0] * self.num_layers  # positions in `_tiles`
+        self._tiles = [Tiles(self._buffer, self._buffer)] * self.num_layers
 
     @property
     def capacity(self) -> int:
@@ -46,16 +46,11 @@ class StaticCache(LayeredCache):
         return self.capacity
 
     def tiles(self, layer: int) -> Tiles:
-        past = self._past(layer)
-        if past != self._viewed[layer]:
+        tiled = self._tiled(layer)
+        if tiled != self._viewed[layer]:
             keys, values = self._layers[layer]
-            self._viewed[layer] = past
-            self._tiles[layer] = Tiles(
-                past_tiles(keys, past),
-                past_tiles(values, past),
-                keys[:, :, past : past + TILE],
-                values[:, :, past : past + TILE],
-            )
+            self._viewed[layer] = tiled
+            self._tiles[layer] = Tiles(as_tiles(keys[:, :, :tiled]), as_tiles(values[:, :, :tiled]))
         return self._tiles[layer]
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -41,10 +41,8 @@ class Probed:
 
         def over_tiles(rows: Tensor, visible: int) -> Tensor:
             """Queries [R, G, D] over all tiles, each showing its first keys only: [R, outputs and log-sum-exps]."""
-            mask = None
-            if visible < TILE:
-                mask = rows.new_zeros(len(rows), TILE)
-                mask[:, visible:] = -math.inf
+            mask = rows.new_zeros(1, 1, len(rows), TILE)
+            mask[..., visible:] = -math.inf
             queries = rows.transpose(0, 1).expand(PAST_TILES, -1, -1, -1)
             outputs, masses = tile_attention(queries, keys, values, mask)
             return torch.cat([outputs.float(), masses[..., None]], -1).permute(2, 0, 1, 3)

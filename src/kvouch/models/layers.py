@@ -15,8 +15,13 @@ from kvouch.models.config import Activation, Rope
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm over the last dimension (Zhang and Sennrich, 2019); x and weight of one dtype."""
-    return F.rms_norm(x, weight.shape, weight, eps)
+    """Root mean square norm over the last dimension (Zhang and Sennrich, 2019); x and weight of one dtype.
+
+    By five operations: torch's own function makes nine of it on a CPU, and costs twice as much for a row.
+    """
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)  # [R, 1]
+    inverse = length.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    return (x * inverse).mul_(weight).to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

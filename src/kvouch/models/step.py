@@ -80,9 +80,9 @@ class TorchWeights(ABC):
                 if rows == "none":
                     return None
                 if rows == "last":
-                    x, queries, plan = plan.newest(x), plan.newest(queries), plan.only_newest(cache, self)
-                    x = plan.pad(x)
-            x = block.finish(x, plan.pad(attend(queries[: plan.total], cache.tiles(layer), plan.queries)))
+                    newest = plan.only_newest(cache, self)
+                    x, queries, plan = newest.pad(plan.newest(x)), newest.pad(plan.newest(queries)), newest
+            x = block.finish(x, attend(queries, cache.tiles(layer), plan.queries))
         scores = self.scores(x)[: plan.total].float()
         plan.check_finite(scores)
         return scores if rows == "last" else scores.view(len(ids), -1, self.config.vocab_size)
@@ -100,6 +100,8 @@ class StepRows:
             batch=batch,
             first=first,
             count=count,
+            padding=self.padding,
+            heads=weights.config.num_attention_heads,
             group=weights.config.group,
             quantum=weights.arithmetic.attention_rows,
             dtype=cache.dtype,
@@ -116,6 +118,8 @@ class StepRows:
 
     def only_newest(self, cache: KVCache, weights: TorchWeights) -> "StepRows":
         """The plan for the newest position of each sequence alone."""
+        if self.count == 1:
+            return self
         return StepRows(cache, batch=self.batch, first=self.first + self.count - 1, count=1, weights=weights)
 
     def newest(self, rows: Tensor) -> Tensor:

@@ -132,4 +132,5 @@ class LayeredCache(ABC):
 
 def as_tiles(rows: Tensor) -> Tensor:
     """Whole tiles of rows [B, G, n * W, D]: a view [B, G, n, W, D]."""
-    return rows.unflatten(2, (-1, TILE))
+    batch, heads, positions, size = rows.shape
+    return rows.view(batch, heads, positions // TILE, TILE, size)

@@ -97,8 +97,7 @@ def load(
     chosen = _dtype(dtype, fields, tensors, where)
     target = torch.empty(0, device=device).device
     weights = _build(config, tensors, chosen, target, where)
-    _return_freed_memory()
-    return Model(
+    model = Model(
         name=str(path_or_name),
         config=config,
         weights=weights,
@@ -108,6 +107,8 @@ def load(
         device=target,
         threads=torch.get_num_threads(),
     )
+    _return_freed_memory()
+    return model
 
 
 def _measure(weights: TorchWeights, dtype: torch.dtype, device: torch.device) -> Grade:

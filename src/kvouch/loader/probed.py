@@ -16,7 +16,7 @@ from kvouch.models.forward import forward_cached
 from kvouch.models.step import TorchWeights
 from kvouch.numerics.probe import RowFunction
 
-PRODUCT_ROWS = TILE + 1  # one sequence gives a product at most a tile's rows
+PRODUCT_ROWS = TILE  # the most that a product gets at once
 HEAD_ROWS = 34  # the head is many times a layer's product
 PAST_TILES = 3
 
@@ -28,6 +28,10 @@ class Probed:
         self._weights, self._dtype, self._device = copy.copy(weights), dtype, device
         self._weights.blocks = weights.blocks[:layers]
         self._weights.config = replace(weights.config, num_hidden_layers=len(self._weights.blocks))
+
+    @property
+    def least_rows(self) -> int:
+        return max(linear.least_rows for linear in self._weights.blocks[0].linears())
 
     def products(self) -> Iterator[tuple[RowFunction, Tensor]]:
         for linear in self._weights.blocks[0].linears():

@@ -21,7 +21,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)  # [R, 1]
     inverse = length.square_().mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
-    return (x * inverse).mul_(weight).to(x.dtype)
+    normed: Tensor = (x * inverse).mul_(weight)
+    return normed.to(x.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:

@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvouch.contract import TILE
+
+MOST_ROWS = TILE  # of one product: a batch is cut, so that no more counts of rows need be known to be exact
 PACK_ROWS = 16  # the number of rows that the layout is chosen for; one for a single row takes another kernel
 
 
@@ -24,12 +27,18 @@ class Linear(Protocol):
         """K."""
 
     @property
+    def least_rows(self) -> int:
+        """The fewest rows that it is worth being given."""
+
+    @property
     def tensors(self) -> list[Tensor]:
         """What it holds in memory."""
 
 
 class PlainLinear:
     """The weight as it is, multiplied by `F.linear`."""
+
+    least_rows = 1
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias, self.inputs = weight, bias, weight.shape[1]
@@ -45,12 +54,16 @@ class PlainLinear:
 class PackedLinear:
     """The weight in oneDNN's own layout, multiplied by oneDNN."""
 
+    least_rows = 4  # cost no more than one, and fewer counts have a compiled kernel each
+
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACK_ROWS)
         self.bias, self.inputs, self._dtype = bias, weight.shape[1], weight.dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.to(self._dtype)
+        if len(rows) > MOST_ROWS:
+            return torch.cat([self(part) for part in rows.split(MOST_ROWS)])
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
         return product
 

@@ -3,6 +3,7 @@
 The step is the seam between the two paths: whatever else has `step` (compiled kernels, say) can stand in its place.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -70,13 +71,13 @@ class TorchWeights(ABC):
         """
         plan = StepRows(cache, batch=len(ids), first=cache.length, count=ids.shape[1], weights=self)
         x, place = self.embed(plan.pad(ids.flatten()), plan.pad(plan.positions))  # [R, hidden]
-        states = []
+        largest = []
         for layer, block in enumerate(self.blocks):
             queries, keys, values = block.project(x, place)
-            cache.update(layer, plan.by_sequence(keys), plan.by_sequence(values))
-            states += [keys, values]
+            stored = cache.update(layer, plan.by_sequence(keys), plan.by_sequence(values))
+            largest += [torch.linalg.vector_norm(held[:, :, plan.first :], ord=math.inf) for held in stored]
             if layer == len(self.blocks) - 1:  # what follows concerns only the rows that get scores
-                plan.check_finite(torch.stack(states))
+                plan.check_finite(torch.stack(largest))
                 if rows == "none":
                     return None
                 if rows == "last":
@@ -89,12 +90,12 @@ class TorchWeights(ABC):
 
 
 class StepRows:
-    """The rows of a step: positions [first, first + count) of each of `batch` sequences, padded to the row quantum."""
+    """The rows of a step: positions [first, first + count) of each of `batch` sequences, padded for the products."""
 
     def __init__(self, cache: KVCache, *, batch: int, first: int, count: int, weights: TorchWeights) -> None:
         self.batch, self.first, self.count = batch, first, count
         self.total = batch * count
-        self.padding = -self.total % weights.arithmetic.linear_rows
+        self.padding = weights.arithmetic.product_rows(self.total) - self.total
         self.positions = torch.arange(first, first + count, device=cache.device).repeat(batch)
         self.queries = QueryRows(
             batch=batch,
@@ -109,7 +110,7 @@ class StepRows:
         )
 
     def pad(self, rows: Tensor) -> Tensor:
-        """Repeats the last row up to a multiple of the quantum; what the extra rows compute is dropped."""
+        """Repeats the last row as padding; what the extra rows compute is dropped."""
         return torch.cat([rows, rows[-1:].expand(self.padding, *rows.shape[1:])]) if self.padding else rows
 
     def by_sequence(self, rows: Tensor) -> Tensor:
@@ -127,7 +128,10 @@ class StepRows:
         return rows[: self.total].view(self.batch, self.count, *rows.shape[1:])[:, -1]
 
     def check_finite(self, numbers: Tensor) -> None:
-        """Refuses an infinity or a NaN among the numbers of a step: through a sum it would reach other positions."""
+        """Refuses an infinity or a NaN among the numbers of a step: through a sum it would reach other positions.
+
+        The largest size of many numbers stands for them: it is NaN where one of them is.
+        """
         if not numbers.isfinite().all():
             raise NonFinite(
                 f"positions {self.first} to {self.first + self.count - 1}: the computation gave an infinity or a NaN "

@@ -21,13 +21,17 @@ RowFunction = Callable[[Tensor], Tensor]
 
 LINEAR_QUANTA = (1, 4, 8, 16, 32)
 ATTENTION_QUANTA = (4, 8, 16, 32)  # one to three rows take another kernel, whose difference rounding may hide
-ROW_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 33, 65, 100, 193, 260, 300, 513)
+ROW_COUNTS = (1, 2, 3, 5, 8, 9, 16, 17, 31, 33, 60, 65, 100, 190, 193, 260, 300, 513)
 BEYOND_TILE = 32  # positions past the first tile edge
 CHUNKS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 31, 33, 64)
 
 
 class Subject(Protocol):
     """What is probed: a model, or its first layers."""
+
+    @property
+    def least_rows(self) -> int:
+        """The fewest rows that a product is worth being given."""
 
     def products(self) -> Iterable[tuple[RowFunction, Tensor]]:
         """Every kind of matrix product, with sample rows."""
@@ -51,8 +55,12 @@ class ProbeResult:
 
 def probe(ids: Tensor, *, layers: Subject, model: Subject) -> ProbeResult:
     """Quanta under which `layers` (a few layers and the head) is exact; without any, the tolerance of `model`."""
-    linear = smallest_quantum(layers.products(), LINEAR_QUANTA)
-    attention = smallest_quantum(layers.attention(), ATTENTION_QUANTA)
+    linear = smallest_quantum(
+        layers.products(),
+        [quantum for quantum in LINEAR_QUANTA if quantum >= layers.least_rows],
+        lambda quantum, rows: Arithmetic(linear_rows=quantum).product_rows(rows),
+    )
+    attention = smallest_quantum(layers.attention(), ATTENTION_QUANTA, lambda quantum, rows: rows + -rows % quantum)
     if linear is not None and attention is not None:
         exact = Arithmetic(linear_rows=linear, attention_rows=attention)
         if chunking_difference(layers, ids, exact) is None:
@@ -62,17 +70,21 @@ def probe(ids: Tensor, *, layers: Subject, model: Subject) -> ProbeResult:
     return ProbeResult(arithmetic=plain, grade=Grade(name="within", tolerance=difference))
 
 
-def smallest_quantum(functions: Iterable[tuple[RowFunction, Tensor]], quanta: Sequence[int]) -> int | None:
-    """The first quantum in whose multiples rows keep their bits, for all functions; None where none does."""
+def smallest_quantum(
+    functions: Iterable[tuple[RowFunction, Tensor]], quanta: Sequence[int], padded: Callable[[int, int], int]
+) -> int | None:
+    """The first quantum with which rows keep their bits, for all functions; None where none does.
+
+    `padded(quantum, rows)` is how many rows a function gets for so many.
+    """
     for function, rows in functions:
         whole = function(rows)
-        while quanta and not _keeps_bits(function, rows, whole, quanta[0]):
+        while quanta and not _keeps_bits(function, rows, whole, {padded(quanta[0], count) for count in ROW_COUNTS}):
             quanta = quanta[1:]
     return quanta[0] if quanta else None
 
 
-def _keeps_bits(function: RowFunction, rows: Tensor, whole: Tensor, quantum: int) -> bool:
-    counts = {-(-count // quantum) * quantum for count in ROW_COUNTS}
+def _keeps_bits(function: RowFunction, rows: Tensor, whole: Tensor, counts: Iterable[int]) -> bool:
     return all(
         same_bits(function(rows[-count:].contiguous()), whole[-count:]) for count in sorted(counts) if count < len(rows)
     )

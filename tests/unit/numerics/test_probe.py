@@ -59,6 +59,7 @@ class Fake:
     attention_needs: int = 1
     products_need: int | None = None  # where the products alone behave otherwise than the whole
     wrong: dict[str, float] = field(default_factory=lambda: {"scores": 0.25})
+    least_rows: int = 1
     calls: list[tuple[int, int, Rows, Arithmetic]] = field(default_factory=list)
 
     def products(self) -> Iterable[tuple[RowFunction, Tensor]]:
@@ -74,7 +75,7 @@ class Fake:
     def run(self, ids: Tensor, cache: KVCache, rows: Rows, arithmetic: Arithmetic) -> Tensor | None:
         first, count = cache.length, ids.shape[1]
         self.calls.append((first, count, rows, arithmetic))
-        products, tiles = count + -count % arithmetic.linear_rows, count + -count % arithmetic.attention_rows
+        products, tiles = arithmetic.product_rows(count), count + -count % arithmetic.attention_rows
         wrong = self.wrong if products % self.linear_needs or tiles % self.attention_needs else {}
         base = (ids * 3 + torch.arange(first, first + count)).float()  # [1, T]
         parts = {
@@ -121,6 +122,10 @@ def test_rows_in_multiples_of_four() -> None:
     result = probe(IDS, layers=Fake(4, 4), model=Fake(NEVER))
     assert result.arithmetic == Arithmetic(linear_rows=4, attention_rows=4)
     assert result.grade == Grade()
+
+
+def test_fewer_rows_than_the_products_are_worth_are_not_chosen() -> None:
+    assert probe(IDS, layers=Fake(least_rows=4), model=Fake(NEVER)).arithmetic.linear_rows == 4
 
 
 @pytest.mark.parametrize(("linear", "attention"), [(NEVER, 1), (1, NEVER), (64, 1), (3, 3)])
@@ -246,9 +251,26 @@ def test_probe_ids_are_fixed_and_in_the_vocabulary(vocabulary: int) -> None:
 # Rows.
 
 
+def rounded_up(quantum: int, rows: int) -> int:
+    return rows + -rows % quantum
+
+
+@pytest.mark.parametrize("quantum", probing.LINEAR_QUANTA)
+def test_a_product_gets_few_different_counts_of_rows_and_all_are_probed(quantum: int) -> None:
+    arithmetic = Arithmetic(linear_rows=quantum)
+    counts = [arithmetic.product_rows(rows) for rows in range(1, TILE + 1)]
+    assert all(rows <= count < 2 * rows + quantum for rows, count in enumerate(counts, start=1))
+    assert all(count % quantum == 0 for count in counts)
+    assert counts[-1] == TILE
+    if quantum > 1:
+        assert len(set(counts)) <= 12
+        assert set(counts) <= {arithmetic.product_rows(rows) for rows in probing.ROW_COUNTS}
+
+
 def test_the_largest_need_of_all_functions_decides() -> None:
     def of(*needs: int) -> int | None:
-        return smallest_quantum([(rows_that_need(need), torch.ones(300, 2)) for need in needs], (1, 4, 8, 16, 32))
+        functions = [(rows_that_need(need), torch.ones(300, 2)) for need in needs]
+        return smallest_quantum(functions, (1, 4, 8, 16, 32), rounded_up)
 
     assert of() == of(1) == of(1, 1) == 1
     assert of(4, 1) == of(1, 4) == of(2) == 4
@@ -265,4 +287,4 @@ def test_a_difference_in_one_bit_of_one_row_counts() -> None:
                 found[4, 2] = wrong
             return found
 
-        assert smallest_quantum([(function, torch.ones(300, 2))], (1, 4, 8)) == 4
+        assert smallest_quantum([(function, torch.ones(300, 2))], (1, 4, 8), rounded_up) == 4

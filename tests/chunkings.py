@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvouch.contract import KVCache
-from kvouch.loader.model import Model
+from kvouch.engine.model import Model
 from kvouch.numerics.bits import same_bits
 
 FINE = (1, 1, 1, 2, 3, 4, 5, 7, 16, 31, 64, 100, 300)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kvouch.contract import KVCache, Rows, Verdict
+from kvouch.contract import Grade, Hit, KVCache, Reason, Rows, Verdict
+from kvouch.engine.backend import NOTHING_ASKED
+from kvouch.engine.model import Model
 from kvouch.errors import ContextOverflow
-from kvouch.loader.model import Model
 
 
 class ScriptedBackend:
@@ -16,12 +17,14 @@ class ScriptedBackend:
     def __init__(self, script: Sequence[int], *, vocabulary: int = 257, context_tokens: int = 10_000) -> None:
         self._script, self._vocabulary, self._context_tokens = list(script), vocabulary, context_tokens
         self.asked: list[list[int]] = []
-        self.verdict = Verdict(reused_tokens=0, computed_tokens=0, reason="nothing yet")
+        self.verdict: Verdict = NOTHING_ASKED
 
     def next_logits(self, ids: Sequence[int]) -> Tensor:
         if len(ids) > self._context_tokens:
             raise ContextOverflow(f"{len(ids)} ids asked")
-        self.verdict = Verdict(reused_tokens=len(self.asked), computed_tokens=len(ids), reason="scripted")
+        self.verdict = Hit(
+            reused_tokens=len(self.asked), computed_tokens=len(ids), reason=Reason(cause="held"), grade=Grade()
+        )
         scores = torch.zeros(self._vocabulary)
         scores[self._script[len(self.asked)]] = 1.0
         self.asked.append(list(ids))

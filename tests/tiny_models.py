@@ -3,7 +3,6 @@
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvouch.loader.model import DtypeName, Model, load
+from kvouch.engine.model import Model, load
+from kvouch.loader.checkpoint import DtypeName
 from kvouch.models.tiny import TINY_CONFIGS, tiny_tensors
 
 
@@ -44,7 +44,10 @@ def _loaded(family: str, dtype: DtypeName) -> Model:
 
 def own_weights(model: Model) -> Model:
     """The same tensors in weights of one's own, whose step can be replaced without touching other tests'."""
-    return replace(model, weights=copy.copy(model.weights))
+    twin = copy.copy(model)
+    twin._base = copy.copy(model._base)
+    twin._base.weights = copy.copy(model.weights)
+    return twin
 
 
 def random_ids(count: int, *, seed: int = 0, batch: int = 1, vocabulary: int = 257) -> Tensor:

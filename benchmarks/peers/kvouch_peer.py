@@ -11,7 +11,7 @@ from benchmarks.peers.peer import Peer
 from kvouch.cache.concat import ConcatCache
 from kvouch.cache.static import StaticCache
 from kvouch.contract import KVCache
-from kvouch.loader.model import DtypeName
+from kvouch.loader.checkpoint import DtypeName
 from kvouch.numerics.bits import same_bits
 
 PIECES = (1, 2, 3, 4, 5, 1, 31, 7, 64, 33, 100, 12, 1)  # sizes of chunks; what is left over comes last

@@ -6,17 +6,17 @@ if TYPE_CHECKING:
     from kvouch.cache.concat import ConcatCache as ConcatCache
     from kvouch.cache.sizing import cache_bytes as cache_bytes
     from kvouch.cache.static import StaticCache as StaticCache
-    from kvouch.loader.model import Model as Model
-    from kvouch.loader.model import load as load
+    from kvouch.engine.model import Model as Model
+    from kvouch.engine.model import load as load
     from kvouch.models.forward import forward_cached as forward_cached
 
 _EXPORTS = {
     "ConcatCache": "kvouch.cache.concat",
-    "Model": "kvouch.loader.model",
+    "Model": "kvouch.engine.model",
     "StaticCache": "kvouch.cache.static",
     "cache_bytes": "kvouch.cache.sizing",
     "forward_cached": "kvouch.models.forward",
-    "load": "kvouch.loader.model",
+    "load": "kvouch.engine.model",
 }
 __all__ = sorted(_EXPORTS)
 __version__ = "0.1.0"

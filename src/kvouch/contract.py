@@ -6,8 +6,8 @@ Shape alphabet, used in every docstring and comment:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, Self
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -121,16 +121,104 @@ class Arithmetic:
         return self.linear_rows * (three_quarters if three_quarters >= quanta else power)
 
 
+Cause = Literal[
+    "nothing asked", "no entry", "identity", "ids differ", "ids equal", "held", "read off", "reuse off", "quarantined"
+]
+"""Why a call reused what it did, and no more."""
+
+Tier = Literal["memory"]
+"""Where reused positions came from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """The cause, and the first field or token that differs; never the text of another tenant."""
+
+    cause: Cause
+    field: str | None = None  # of the identity
+    position: int | None = None  # of the first id that differs
+    cached_id: int | None = None
+    asked_id: int | None = None
+
+    def __str__(self) -> str:
+        match self.cause:
+            case "identity":
+                return f"computed under another identity: {self.field} differs"
+            case "ids differ":
+                return f"ids differ at {self.position:,}: cached {self.cached_id}, asked {self.asked_id}"
+            case "ids equal":
+                return "all ids asked are held already"
+            case "held":
+                return "all ids held are the beginning of those asked"
+            case "nothing asked":
+                return "no call has been answered"
+            case "read off":
+                return "reading is off for this caller"
+            case "reuse off":
+                return "this backend reuses nothing"
+            case "quarantined":
+                return "what was held failed an audit"
+            case _:
+                return self.cause
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a call did and why. reused + computed = asked, always."""
+    """What a call did and why. reused + computed = asked, always.
+
+    `operator_reason` is for who runs the system: where another tenant's state lies there, it says so, and `reason`,
+    which is the caller's, does not.
+    """
 
     reused_tokens: int
     computed_tokens: int
-    reason: str
+    reason: Reason
+    grade: Grade
+    operator_reason: Reason | None = field(default=None, repr=False)
+
+    @property
+    def kind(self) -> str:
+        """`hit`, `miss` or `refused`."""
+        return type(self).__name__.lower()
+
+    def explain(self, *, operator: bool = False) -> str:
+        """One sentence."""
+        reason = self.operator_reason if operator and self.operator_reason is not None else self.reason
+        return f"{self.kind}: reused {self.reused_tokens:,}, computed {self.computed_tokens:,}; {reason}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For machines: the caller's reason, and what is not None."""
+        because = {name: value for name, value in asdict(self.reason).items() if value is not None}
+        return {
+            "kind": self.kind,
+            "reused_tokens": self.reused_tokens,
+            "computed_tokens": self.computed_tokens,
+            "reason": because,
+            "grade": str(self.grade),
+        }
 
     def __str__(self) -> str:
-        return f"reused {self.reused_tokens:,}, computed {self.computed_tokens:,}: {self.reason}"
+        return self.explain()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit(Verdict):
+    """Positions were reused."""
+
+    source: Tier = "memory"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**super().to_dict(), "source": self.source}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Miss(Verdict):
+    """Nothing that could be reused was there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused(Verdict):
+    """Something was there, and may not be used."""
 
 
 Progress = Callable[[str, int, int], None]

@@ -4,17 +4,21 @@ KvouchError
 ├── UsageError              the call is wrong (exit status 2)
 │   ├── InvalidIds          token ids that are empty, not integers, or outside the vocabulary
 │   ├── ContextOverflow     more positions than the model or the cache has
-│   └── UnknownModel        a name that no catalogue, directory or hub answers to
+│   ├── UnknownModel        a name that no catalogue, directory or hub answers to
+│   └── UnknownAdapter      a name under which no adapter is loaded, or no longer
 ├── ArtefactError           the files of a model are wrong
 │   ├── FileError           missing, empty, truncated, unreadable, or behind a link that is not followed
 │   ├── ConfigError         a config field that contradicts, is missing, or computes something unsupported
-│   └── TensorError         tensors missing, left over, or of the wrong shape
+│   ├── TensorError         tensors missing, left over, or of the wrong shape
+│   └── AdapterError        an adapter for another base, or with an option that is not supported
 ├── DownloadError           a model could not be had; lists what was tried
 ├── MissingExtra            an optional dependency is not installed; names the extra
 ├── CacheError              a cache was asked for what it cannot do; it stays usable
 │   ├── CacheShapeError     batch, heads, head size, dtype or device do not fit
 │   ├── CacheOverflow       an update past the capacity
 │   └── CacheMisuse         layers updated unequally, a rollback out of range
+├── IdentityError           an identity, or the root of a key, that is none
+├── StateDiverged           an audit: reused state is not what computing it anew gives
 └── NonFinite               the computation gave an infinity or a NaN; nothing was kept
 """
 
@@ -43,6 +47,10 @@ class UnknownModel(UsageError):
     """A name that is in no catalogue, names no directory, and is no hub id."""
 
 
+class UnknownAdapter(UsageError):
+    """No adapter is loaded under this name, or no longer."""
+
+
 class ArtefactError(KvouchError):
     """The files of a model are wrong."""
 
@@ -57,6 +65,10 @@ class ConfigError(ArtefactError):
 
 class TensorError(ArtefactError):
     """Tensors are missing, left over, or of the wrong shape."""
+
+
+class AdapterError(ArtefactError):
+    """An adapter is for another base, or asks for something that is not supported."""
 
 
 class DownloadError(KvouchError):
@@ -81,6 +93,14 @@ class CacheOverflow(CacheError):
 
 class CacheMisuse(CacheError):
     """Layers were updated unequally, or a rollback is out of range."""
+
+
+class IdentityError(KvouchError):
+    """An identity, or the root of a key, is none."""
+
+
+class StateDiverged(KvouchError):
+    """An audit found that reused state is not what computing it anew gives; the text says where it first differs."""
 
 
 class NonFinite(KvouchError):

@@ -7,7 +7,7 @@ import pytest
 
 from kvouch.contract import TILE
 from kvouch.engine.backend import RollbackBackend
-from kvouch.loader.model import Model
+from kvouch.engine.model import Model
 from kvouch.numerics.bits import same_bits
 from scripted import count_positions
 from tiny_models import own_weights, tiny_model

@@ -8,7 +8,8 @@ import torch
 
 from chunkings import COARSE, all_scores, differences, random_chunks, run_chunks
 from kvouch.contract import TILE, KVCache
-from kvouch.loader.model import DtypeName, Model, load
+from kvouch.engine.model import Model, load
+from kvouch.loader.checkpoint import DtypeName
 from kvouch.models.tiny import TINY_CONFIGS
 from kvouch.numerics.bits import same_bits
 from tiny_models import random_ids, tiny_model

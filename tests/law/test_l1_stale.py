@@ -6,7 +6,7 @@ import pytest
 
 from chunkings import all_scores, differences, poison
 from kvouch.contract import TILE
-from kvouch.loader.model import DtypeName
+from kvouch.loader.checkpoint import DtypeName
 from kvouch.numerics.bits import same_bits
 from tiny_models import random_ids, tiny_model
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvouch.cache.static import StaticCache
 from kvouch.contract import TILE, KVCache, Rows
 from kvouch.engine.backend import RollbackBackend
+from kvouch.engine.model import Model
 from kvouch.errors import NonFinite
-from kvouch.loader.model import Model
 from kvouch.models.tiny import LAYERS
 from kvouch.numerics.bits import same_bits
 from scripted import count_positions
@@ -73,7 +74,7 @@ def reference(model: Model, ids: list[int]) -> Tensor:
 def check_holds(backend: RollbackBackend, ids: list[int], model: Model) -> None:
     """The backend holds exactly `ids`: it says so, its cache has as many positions, and the next answer is right."""
     assert backend.ids == tuple(ids)
-    assert backend._cache.length == len(ids)
+    assert backend.state.cache.length == len(ids)
     taken = count_positions(model)
     assert same_bits(backend.next_logits([*ids, 77]), reference(own_weights(model), [*ids, 77]))
     assert backend.verdict.reused_tokens == len(ids)
@@ -151,5 +152,7 @@ def test_numbers_beyond_the_length_do_not_matter_after_a_fault(model: Model) -> 
     """What the failed step wrote stays in the buffer, and is never read."""
     backend = RollbackBackend(model)
     backend.prefill(HELD)
-    backend._cache._buffer[..., len(HELD) :, :] = torch.nan
+    cache = backend.state.cache
+    assert isinstance(cache, StaticCache)
+    cache._buffer[..., len(HELD) :, :] = torch.nan
     check_holds(backend, HELD, model)

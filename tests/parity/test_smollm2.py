@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvouch.artefact.files import ArtefactFiles
 from kvouch.contract import KVCache
-from kvouch.loader.model import Model, load
+from kvouch.engine.model import Model, load
 from kvouch.loader.source import read_tensors
 from kvouch.models.oracle import forward_uncached
 

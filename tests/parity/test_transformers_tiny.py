@@ -8,8 +8,8 @@ import torch
 
 from kvouch.artefact.files import ArtefactFiles
 from kvouch.contract import TILE
+from kvouch.engine.model import load
 from kvouch.loader.config import parse_config
-from kvouch.loader.model import load
 from kvouch.loader.source import read_tensors
 from kvouch.models.oracle import forward_uncached
 from kvouch.models.tiny import TINY_CONFIGS, tiny_tensors

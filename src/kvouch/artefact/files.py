@@ -1,16 +1,18 @@
 """The files of an artefact, opened safely. Knows paths, links and bytes; knows nothing of what is in them.
 
 A link is followed only into the `blobs/` of the hub repository that the directory is a snapshot of: anything else could
-be changed by whoever owns the other end.
+be changed by whoever owns the other end. Every byte that is handed out has been hashed.
 """
 
 import json
 import os
 import stat
 from collections import Counter
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from kvouch.artefact.reading import FileRecord, HashedFile
 from kvouch.errors import ArtefactError, ConfigError, FileError
 
 UNREADABLE = (OSError, RuntimeError, ValueError)
@@ -18,7 +20,7 @@ UNREADABLE = (OSError, RuntimeError, ValueError)
 
 
 class ArtefactFiles:
-    """Reads the files of one directory; names are relative to it."""
+    """Reads the files of one directory; names are relative to it, in POSIX form."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -27,41 +29,81 @@ class ArtefactFiles:
             raise FileError(f"{directory}: no such model directory ({_reason(error)})") from error
         if not self.directory.is_dir():
             raise FileError(f"{directory}: not a directory")
+        self._records: dict[str, FileRecord] = {}
+
+    def names(self) -> list[str]:
+        """Every file, sorted, but for what begins with a dot; FileError where names are alike but for case."""
+        found = []
+        for folder, folders, files in os.walk(self.directory, onerror=self._unlisted):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            inside = PurePosixPath(Path(folder).relative_to(self.directory).as_posix())
+            linked = [name for name in folders if Path(folder, name).is_symlink()]
+            found += [str(inside / name) for name in [*files, *linked] if not name.startswith(".")]
+        alike = [name for name, count in Counter(name.casefold() for name in found).items() if count > 1]
+        if alike:
+            same = sorted(name for name in found if name.casefold() == alike[0])
+            raise FileError(
+                f"{self.directory}: {same} differ only in case: another system would take one for the other"
+            )
+        return sorted(found)
 
     def exists(self, name: str) -> bool:
         """Whether the name is taken, be it by a link that leads nowhere: such a file is half-written, not absent."""
         return os.path.lexists(self.directory / name)
 
     def path(self, name: str) -> Path:
-        """The real path of a regular, non-empty file; FileError otherwise."""
+        """The real path of a regular file of the directory; FileError otherwise."""
         path = self.directory / name
         try:
             real = path.resolve(strict=True)
+            folder = path.parent.resolve(strict=True)
             status = real.stat()
         except UNREADABLE as error:
             raise FileError(f"{path}: cannot be read ({_reason(error)})") from error
-        if path.parent.resolve() != self.directory:
+        if folder != path.parent or not folder.is_relative_to(self.directory):
             raise FileError(f"{path}: not a plain file name of {self.directory}")
         if path.is_symlink() and real.parent != self._blobs():
             raise FileError(f"{path}: a link to {real}, outside this hub repository's blobs/; copy the file instead")
         if not stat.S_ISREG(status.st_mode):
             raise FileError(f"{path}: not a regular file")
-        if status.st_size == 0:
-            raise FileError(f"{path}: empty; the directory looks half-written")
         return real
 
-    def text(self, name: str) -> str:
+    def open(self, name: str) -> HashedFile:
+        """The file, to be read once from start to end; FileError where it is empty or no file of the directory."""
         real = self.path(name)
+        if real.stat().st_size == 0:
+            raise FileError(f"{self.directory / name}: empty; the directory looks half-written")
+        return self._hashed(name, real)
+
+    def record(self, name: str) -> FileRecord:
+        """Size and sha256 of what was read under that name; reads it now where nothing was."""
+        if name not in self._records:
+            with self._hashed(name, self.path(name)):
+                pass
+        return self._records[name]
+
+    def text(self, name: str) -> str:
+        with self.open(name) as file:
+            data = file.read(file.size)
         try:
-            return real.read_bytes().decode("utf-8")
+            return data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise FileError(f"{self.directory / name}: not UTF-8 (byte {error.start})") from error
-        except OSError as error:
-            raise FileError(f"{self.directory / name}: cannot be read ({_reason(error)})") from error
 
     def json(self, name: str) -> dict[str, Any]:
         """The JSON object of a file; a repeated field is an error."""
         return parse_object(self.text(name), str(self.directory / name))
+
+    def _hashed(self, name: str, real: Path) -> HashedFile:
+        return HashedFile(real, self.directory / name, partial(self._note, name))
+
+    def _note(self, name: str, record: FileRecord) -> None:
+        """Remembers what was read; FileError where an earlier reading gave other bytes."""
+        if self._records.setdefault(name, record) != record:
+            raise FileError(f"{self.directory / name}: changed between two readings; try again when nothing writes")
+
+    def _unlisted(self, error: OSError) -> None:
+        raise FileError(f"{error.filename}: cannot be listed ({error.strerror})") from error
 
     def _blobs(self) -> Path | None:
         snapshots = self.directory.parent

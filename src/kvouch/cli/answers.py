@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from kvouch.contract import Grade, Verdict
+    from kvouch.contract import Grade
     from kvouch.engine.backend import Backend
+    from kvouch.engine.model import Model
     from kvouch.engine.request import Answer, Request, Token
-    from kvouch.loader.model import Model
 
 Write = Callable[["Token"], None]
 
@@ -68,14 +68,6 @@ def note_answer(answer: "Answer", grade: "Grade", *, first_token_s: float, cold_
     note(f"  first token {first_token_s:.2f} s{cold}, {answer.new_tokens} tokens{speed}, {answer.finish}, {grade}")
 
 
-def verdict_fields(verdict: "Verdict") -> dict[str, Any]:
-    return {
-        "reused_tokens": verdict.reused_tokens,
-        "computed_tokens": verdict.computed_tokens,
-        "reason": verdict.reason,
-    }
-
-
 def answer_fields(answer: "Answer") -> dict[str, Any]:
     """What --json prints of an answer."""
     return {
@@ -85,11 +77,12 @@ def answer_fields(answer: "Answer") -> dict[str, Any]:
         "finish": answer.finish,
         "prompt_tokens": answer.prompt_tokens,
         "new_tokens": answer.new_tokens,
-        **verdict_fields(answer.verdict),
+        "verdict": answer.verdict.to_dict(),
         "first_token_s": answer.first_token_s,
         "tokens_per_s": answer.tokens_per_s,
     }
 
 
 def model_fields(model: "Model") -> dict[str, Any]:
+    """What --json prints of a model."""
     return {"model": model.name, "dtype": str(model.dtype).removeprefix("torch."), "grade": str(model.grade)}

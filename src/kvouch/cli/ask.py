@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvouch.cli import answers, options
-from kvouch.cli.opening import open_model, tokenizer_of
+from kvouch.cli.opening import Served, bind, open_model, tokenizer_of
 from kvouch.cli.prefill_bar import PrefillBar
 from kvouch.errors import ContextOverflow, FileError, UsageError
 
 if TYPE_CHECKING:
+    from kvouch.engine.model import Model
     from kvouch.engine.request import Request
     from kvouch.engine.shared import SharedPrefix
     from kvouch.loader.chat_template import Message
-    from kvouch.loader.model import Model
 
 
 def ask(
@@ -26,8 +26,14 @@ def ask(
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
+    adapter: options.AdapterOption = None,
+    adapter_scale: options.AdapterScaleOption = 1.0,
+    fingerprint_every: options.FingerprintOption = 0,
     temperature: options.TemperatureOption = 0.0,
+    top_k: options.TopKOption = 0,
     top_p: options.TopPOption = 1.0,
+    min_p: options.MinPOption = 0.0,
+    repetition_penalty: options.RepetitionOption = 1.0,
     seed: options.SeedOption = 0,
     max_new_tokens: options.MaxNewTokensOption = 256,
     stop: options.StopOption = None,
@@ -35,18 +41,28 @@ def ask(
         bool, typer.Option("--json", help="One JSON object when all is answered: the shared part, and the answers.")
     ] = False,
 ) -> None:
-    plan = options.plan_of(temperature=temperature, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens, stop=stop)
+    plan = options.plan_of(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+    )
     for number, question in enumerate(questions, start=1):
         if not question.strip():
             raise UsageError(f"question {number} is empty")
     texts = [read_document(path) for path in documents]
     model = open_model(model_name, dtype=dtype, device=device, threads=threads)
-    requests, shared = _share(model, plan, documents, texts, questions)
+    served = bind(model, adapter=adapter, scale=adapter_scale, fingerprint_every=fingerprint_every)
+    requests, shared = _share(model, served, plan, documents, texts, questions)
     if not as_json:
         names = ", ".join(path.name for path in documents)
         answers.note(f"{names}: {len(shared.ids):,} tokens in {shared.prefill_s:.2f} s ({shared.verdict})")
     fields = [
-        _answer(model, request, shared, question, as_json)
+        _answer(model, served, request, shared, question, as_json)
         for question, request in zip(questions, requests, strict=True)
     ]
     if as_json:
@@ -76,7 +92,7 @@ def layout(texts: list[str], question: str) -> "list[Message]":
 
 
 def _share(
-    model: "Model", plan: "Request", documents: list[Path], texts: list[str], questions: list[str]
+    model: "Model", served: Served, plan: "Request", documents: list[Path], texts: list[str], questions: list[str]
 ) -> "tuple[list[Request], SharedPrefix]":
     """The request of each question, and their common beginning, computed."""
     from dataclasses import replace
@@ -89,7 +105,7 @@ def _share(
     _check_fit(model, documents, max(len(prompt) for prompt in prompts))
     capacity = max(len(prompt) for prompt in prompts) + plan.max_new_tokens
     bar = PrefillBar()
-    backend = RollbackBackend(model, capacity=capacity, progress=bar)
+    backend = RollbackBackend(served.model, capacity=capacity, progress=bar)
     # one question alone shares what any other would: the documents
     others = [] if len(prompts) > 1 else [tokenizer.encode(tokenizer.render(layout(texts, "")), special=False)]
     try:
@@ -110,7 +126,9 @@ def _check_fit(model: "Model", documents: list[Path], prompt_tokens: int) -> Non
         )
 
 
-def _answer(model: "Model", request: "Request", shared: "SharedPrefix", question: str, as_json: bool) -> dict[str, Any]:
+def _answer(
+    model: "Model", served: Served, request: "Request", shared: "SharedPrefix", question: str, as_json: bool
+) -> dict[str, Any]:
     """Answers one question from a fork, prints it, and returns what --json says of it."""
     if not as_json:
         answers.note(f"\n{question.strip()}")
@@ -119,11 +137,12 @@ def _answer(model: "Model", request: "Request", shared: "SharedPrefix", question
     fork_s = time.perf_counter() - started
     write = answers.write_nothing if as_json else answers.write_text
     answer = answers.run(model, backend, request, write)
+    served.answered()
     first_token_s = fork_s + answer.first_token_s
     cold_s = shared.prefill_s + answer.first_token_s
     if not as_json:
         answers.end_line(answer.text)
-        answers.note_answer(answer, model.grade, first_token_s=first_token_s, cold_s=cold_s)
+        answers.note_answer(answer, served.model.grade, first_token_s=first_token_s, cold_s=cold_s)
     times = {"first_token_s": first_token_s, "cold_first_token_s": cold_s}
     return {"question": question, **answers.answer_fields(answer), **times}
 
@@ -136,7 +155,7 @@ def _all_fields(
         "documents": [str(path) for path in documents],
         "shared": {
             "tokens": len(shared.ids),
-            **answers.verdict_fields(shared.verdict),
+            "verdict": shared.verdict.to_dict(),
             "prefill_s": shared.prefill_s,
         },
         "answers": fields,

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvouch.cli import answers, options
-from kvouch.cli.opening import open_model, tokenizer_of
+from kvouch.cli.opening import Served, bind, open_model, tokenizer_of
 from kvouch.cli.prefill_bar import PrefillBar
 from kvouch.errors import FileError, KvouchError
 
 if TYPE_CHECKING:
     from kvouch.engine.backend import RollbackBackend
     from kvouch.engine.conversation import Conversation
+    from kvouch.engine.model import Model
     from kvouch.engine.request import Request, Token
-    from kvouch.loader.model import Model
     from kvouch.loader.tokenizer import Tokenizer
 
 PROMPT = "> "
@@ -34,8 +34,14 @@ def chat(
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
+    adapter: options.AdapterOption = None,
+    adapter_scale: options.AdapterScaleOption = 1.0,
+    fingerprint_every: options.FingerprintOption = 0,
     temperature: options.TemperatureOption = 0.0,
+    top_k: options.TopKOption = 0,
     top_p: options.TopPOption = 1.0,
+    min_p: options.MinPOption = 0.0,
+    repetition_penalty: options.RepetitionOption = 1.0,
     seed: options.SeedOption = 0,
     max_new_tokens: options.MaxNewTokensOption = 256,
     stop: options.StopOption = None,
@@ -44,16 +50,27 @@ def chat(
     from kvouch.engine.backend import RollbackBackend
     from kvouch.engine.conversation import Conversation
 
-    plan = options.plan_of(temperature=temperature, top_p=top_p, seed=seed, max_new_tokens=max_new_tokens, stop=stop)
+    plan = options.plan_of(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+    )
     model = open_model(model_name, dtype=dtype, device=device, threads=threads)
     tokenizer = tokenizer_of(model, "`kvouch generate --ids` takes ids")
     tokenizer.render([{"role": "user", "content": "?"}])  # a model that cannot chat says so before the first line
+    served = bind(model, adapter=adapter, scale=adapter_scale, fingerprint_every=fingerprint_every)
     bar, interactive = PrefillBar(), sys.stdin.isatty()
     session = _Session(
         model=model,
         tokenizer=tokenizer,
         plan=replace(plan, stop_ids=tokenizer.stop_ids),
-        backend=RollbackBackend(model, progress=bar),
+        served=served,
+        backend=RollbackBackend(served.model, progress=bar),
         bar=bar,
         interactive=interactive,
         as_json=as_json,
@@ -75,6 +92,7 @@ class _Session:
     model: "Model"
     tokenizer: "Tokenizer"
     plan: "Request"
+    served: Served
     backend: "RollbackBackend"
     bar: PrefillBar
     interactive: bool
@@ -106,8 +124,9 @@ def _turn(session: _Session, conversation: "Conversation", text: str) -> "Conver
         return conversation
     finally:
         session.bar.close()
+    session.served.answered()
     _print(session, answer.text, {"question": text, **answers.answer_fields(answer)})
-    answers.note_answer(answer, session.model.grade, first_token_s=answer.first_token_s)
+    answers.note_answer(answer, session.served.model.grade, first_token_s=answer.first_token_s)
     return asked.answered(answer.ids, answer.text)
 
 

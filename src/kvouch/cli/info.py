@@ -11,7 +11,7 @@ from kvouch.cli import options
 from kvouch.cli.opening import open_model, set_threads
 
 if TYPE_CHECKING:
-    from kvouch.loader.model import Model
+    from kvouch.engine.model import Model
 
 VERSIONS = ("kvouch", "torch", "tokenizers", "safetensors", "numpy")
 

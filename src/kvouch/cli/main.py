@@ -26,6 +26,8 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "chat": "Talk, each turn on top of all turns before.",
         "info": "Show this machine, and a model as it is loaded.",
         "models": "Pull models by name, and list them.",
+        "manifest": "Hash every file of a model or an adapter, or check it.",
+        "explain": "Say in what two models, manifests, identities or verdicts differ.",
     }
 )
 

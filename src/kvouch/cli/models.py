@@ -49,6 +49,7 @@ def table(rows: list[Row]) -> str:
 
 
 def readable_size(size_bytes: str | int | None) -> str:
+    """Megabytes, or that there are none yet."""
     return f"{size_bytes / 1e6:,.1f} MB" if isinstance(size_bytes, int) else "not pulled"
 
 

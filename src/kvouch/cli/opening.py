@@ -1,5 +1,6 @@
 """Opening a model for a command. Knows devices, threads and the bar of a download; computes nothing."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvouch.cli.answers import note
@@ -8,7 +9,7 @@ from kvouch.cli.progress import progress_on_stderr
 from kvouch.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvouch.loader.model import Model
+    from kvouch.engine.model import BoundModel, Model
     from kvouch.loader.tokenizer import Tokenizer
 
 MOST_THREADS = 1024
@@ -18,7 +19,7 @@ def open_model(name: str, *, dtype: Dtype, device: str, threads: int | None) -> 
     """The loaded model; UsageError for a device or a number of threads that cannot be."""
     import torch
 
-    from kvouch.loader.model import load
+    from kvouch.engine.model import load
     from kvouch.models.linear import can_pack
 
     set_threads(threads)
@@ -33,6 +34,27 @@ def open_model(name: str, *, dtype: Dtype, device: str, threads: int | None) -> 
         short = str(model.dtype).removeprefix("torch.")
         note(f"this CPU has no fast {short} product: --dtype float32 reads a prompt several times faster")
     return model
+
+
+def bind(model: "Model", *, adapter: Path | None, scale: float, fingerprint_every: int) -> "Served":
+    """The model with an adapter, if one is asked for; UsageError for a number of requests that cannot be."""
+    if fingerprint_every < 0:
+        raise UsageError(f"fingerprint-every is {fingerprint_every}; give 0 (never) or a number of requests")
+    name = model.load_adapter(adapter, scale=scale) if adapter is not None else None
+    return Served(model.bind(adapter=name), fingerprint_every)
+
+
+class Served:
+    """A bound model, whose probe is computed again after every so many requests."""
+
+    def __init__(self, model: "BoundModel", every: int) -> None:
+        self.model, self._every, self._requests = model, every, 0
+
+    def answered(self) -> None:
+        """Counts a request."""
+        self._requests += 1
+        if self._every and self._requests % self._every == 0:
+            self.model.fingerprint()
 
 
 def set_threads(threads: int | None) -> None:

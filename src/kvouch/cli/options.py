@@ -1,6 +1,7 @@
 """Options that several commands share, and what they default to. Knows their names and help; imports no torch."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -15,16 +16,26 @@ DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="What to compute in;
 DeviceOption = Annotated[str, typer.Option("--device", help="Where to compute, as torch names it: cpu, cuda, ...")]
 ThreadsOption = Annotated[int | None, typer.Option("--threads", help="CPU threads; torch's own choice by default.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 takes the best token always.")]
+AdapterOption = Annotated[Path | None, typer.Option("--adapter", help="A LoRA adapter's directory (PEFT layout).")]
+AdapterScaleOption = Annotated[float, typer.Option("--adapter-scale", help="What its corrections are multiplied by.")]
+FingerprintOption = Annotated[
+    int, typer.Option("--fingerprint-every", help="Compute the probe again after so many requests; 0 never.")
+]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Sample from so many of the likeliest tokens; 0 from all.")]
+MinPOption = Annotated[float, typer.Option("--min-p", help="Only tokens this times as likely as the likeliest.")]
+RepetitionOption = Annotated[
+    float, typer.Option("--repetition-penalty", help="Above 1, what came before is less likely.")
+]
 TopPOption = Annotated[float, typer.Option("--top-p", help="Sample from the likeliest tokens of this share.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="The same seed gives the same answer.")]
 MaxNewTokensOption = Annotated[int, typer.Option("--max-new-tokens", help="The longest answer, in tokens.")]
 StopOption = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
 
 
-def plan_of(*, temperature: float, top_p: float, seed: int, max_new_tokens: int, stop: list[str] | None) -> "Request":
+def plan_of(*, max_new_tokens: int, stop: list[str] | None, **sampling_params: Any) -> "Request":
     """The request that these options ask for, still without a prompt; UsageError names the one that is wrong."""
     from kvouch.engine.request import Request
     from kvouch.engine.sampling import SamplingParams
 
-    sampling = SamplingParams(temperature=temperature, top_p=top_p, seed=seed)
+    sampling = SamplingParams(**sampling_params)
     return Request(ids=(), sampling=sampling, max_new_tokens=max_new_tokens, stop_texts=tuple(stop or ()))

@@ -1,21 +1,23 @@
-"""Ids in, scores out, over one cache that proves itself on every call. Knows ids, a cache and a model; knows no text.
+"""Backends: ids in, scores out, over one cache that proves itself on every call. Knows ids, a cache and a model.
 
-What is reused is found by comparing token ids, never taken from what the caller says of earlier calls.
+What is reused is found by comparing the identity and every token id, never taken from what the caller says of earlier
+calls. `UncachedBackend` reuses nothing; `CachedBackend` is the chapter's; `RollbackBackend` keeps what still fits.
 """
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 from torch import Tensor
 
-from kvouch.cache.static import StaticCache
-from kvouch.contract import TILE, Progress, Rows, Verdict
-from kvouch.engine.prefix import common_length
+from kvouch.contract import TILE, Grade, Hit, KVCache, Miss, Progress, Reason, Refused, Rows, Verdict
+from kvouch.engine.state import Match, State, match
 from kvouch.errors import ContextOverflow, InvalidIds
-from kvouch.loader.model import Model
+from kvouch.identity.identity import Identity
+from kvouch.models.config import ModelConfig
 
-NOTHING_ASKED = Verdict(reused_tokens=0, computed_tokens=0, reason="no call has been answered")
+NOTHING_ASKED = Miss(reused_tokens=0, computed_tokens=0, reason=Reason(cause="nothing asked"), grade=Grade())
 
 
 class Backend(Protocol):
@@ -29,38 +31,118 @@ class Backend(Protocol):
         """Float32 scores [V] of the id that follows `ids`; the caller keeps the list, and may change it afterwards."""
 
 
-class RollbackBackend:
-    """Keeps the longest prefix that its cache shares with what is asked, and computes the rest.
+class Computes(Protocol):
+    """What a backend asks of a model: `Model` itself, or a model bound to an adapter and a salt."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def grade(self) -> Grade: ...
+    def identity(self) -> Identity: ...
+    def forward(self, ids: Sequence[int], cache: KVCache, *, scores: Rows) -> Tensor | None: ...
+    def concat_cache(self) -> KVCache: ...
+    def static_cache(self, capacity: int) -> KVCache: ...
+
+
+@dataclass(kw_only=True)
+class Counters:
+    """What a backend did since it was made. Positions are those that the forward pass saw."""
+
+    calls: int = 0
+    reuses: int = 0
+    resets: int = 0  # calls that threw away all that was held
+    positions: int = 0
+
+    @property
+    def misses(self) -> int:
+        return self.calls - self.reuses
+
+
+class UncachedBackend:
+    """Computes every position of every call: what all others are compared with."""
+
+    def __init__(self, model: Computes) -> None:
+        self._model = model
+        self.counters = Counters()
+        self.verdict: Verdict = NOTHING_ASKED
+
+    def next_logits(self, ids: Sequence[int]) -> Tensor:
+        return self.compute(ids)[0]
+
+    def compute(self, ids: Sequence[int]) -> tuple[Tensor, KVCache]:
+        """Scores [V], and the keys and values that they were computed with."""
+        asked, self.verdict = list(ids), NOTHING_ASKED
+        check_ids(asked, self._model.config)
+        cache = self._model.concat_cache()
+        scores = _scores(self._model.forward(asked, cache, scores="last"))
+        self.counters.calls += 1
+        self.counters.positions += len(asked)
+        self.verdict = Miss(
+            reused_tokens=0, computed_tokens=len(asked), reason=Reason(cause="reuse off"), grade=self._model.grade
+        )
+        return scores, cache
+
+
+class CachedBackend:
+    """The chapter's: one cache, a hit exactly where it holds all ids but the last k >= 1; otherwise it is thrown away.
 
     Whatever raises (InvalidIds and ContextOverflow before any work, NonFinite or an interrupt in it) leaves a prefix
     that was there before and nothing else. `progress` is told of the positions of a call that crosses a tile edge.
     """
 
-    def __init__(self, model: Model, *, capacity: int = TILE, progress: Progress | None = None) -> None:
-        """Room for `capacity` positions at first; a longer call moves to a larger cache."""
+    def __init__(
+        self,
+        model: Computes,
+        *,
+        cache: KVCache | None = None,
+        capacity: int = TILE,
+        read: bool = True,
+        write: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        """On an empty `cache` of the model; by default a static one for `capacity` positions, which grows.
+
+        Without `read` a call reuses nothing; without `write` it leaves what was held before it.
+        """
         self._model, self._progress = model, progress
-        self._context_tokens = model.config.max_position_embeddings
-        # The cache's first len(_ids) positions are those of _ids, at every moment: ids leave before their positions
-        # do and come after them, so that an interrupt between two lines cannot break it.
-        self._ids: list[int] = []
-        self._cache: StaticCache = model.static_cache(min(capacity, self._context_tokens))
-        self.verdict = NOTHING_ASKED
+        self._read, self._write = read, write
+        if cache is None:
+            cache = model.static_cache(min(capacity, model.config.max_position_embeddings))
+        self._state = State(identity=model.identity(), cache=cache)
+        self._quarantined = False
+        self.counters = Counters()
+        self.verdict: Verdict = NOTHING_ASKED
+
+    @property
+    def model(self) -> Computes:
+        return self._model
+
+    @property
+    def state(self) -> State:
+        """What is held; the backend's own, to be read and not changed."""
+        return self._state
+
+    def adopt(self, state: State) -> None:
+        """Takes over a state that is to be judged like any other: by its identity and its ids."""
+        self._state = state.fork()
+
+    def quarantine(self) -> None:
+        """Gives up what is held; the next call is told that it was refused."""
+        self._quarantined = bool(self._state.ids)
+        self._state.keep(0)
 
     @property
     def ids(self) -> tuple[int, ...]:
         """The ids whose keys and values are held."""
-        return tuple(self._ids)
+        return tuple(self._state.ids)
 
     @property
     def nbytes(self) -> int:
-        return self._cache.nbytes
+        return self._state.cache.nbytes
 
     def next_logits(self, ids: Sequence[int]) -> Tensor:
         """Float32 scores [V] of the id that follows; at least one position is computed, since scores are not kept."""
-        scores = self._answer(ids, rows="last")
-        if scores is None:
-            raise RuntimeError("the forward pass gave no scores for rows='last'")
-        return scores[0]  # [1, V] -> [V]
+        return _scores(self._answer(ids, rows="last"))
 
     def prefill(self, ids: Sequence[int]) -> Verdict:
         """Fills the cache for `ids` without scores; what it already holds is not computed again."""
@@ -68,72 +150,108 @@ class RollbackBackend:
         return self.verdict
 
     def fork(self) -> Self:
-        """An independent backend that holds the same positions."""
+        """An independent backend that holds the same positions; its counters begin anew."""
         twin = copy.copy(self)
-        twin._ids, twin._cache = list(self._ids), self._cache.fork()
-        twin.verdict = NOTHING_ASKED
+        twin._state, twin.counters, twin.verdict = self._state.fork(), Counters(), NOTHING_ASKED
         return twin
+
+    def _usable(self, found: Match, held: int, asked: int, rows: Rows) -> int:
+        """How many of the matching positions are reused."""
+        return held if found.tokens == held < asked else 0
 
     def _answer(self, ids: Sequence[int], *, rows: Rows) -> Tensor | None:
         asked, self.verdict = list(ids), NOTHING_ASKED
-        shared = common_length(self._ids, asked)
-        self._check(asked, first=shared)
-        reason = _reason(self._ids, asked, shared, rows)
-        reused = shared if rows == "none" else min(shared, len(asked) - 1)
-        scores = self._compute(asked, reused, rows) if reused < len(asked) else None
-        self.verdict = Verdict(reused_tokens=reused, computed_tokens=len(asked) - reused, reason=reason)
+        identity, state = self._model.identity(), self._state
+        found = match(state, identity, asked)
+        check_ids(asked, self._model.config, first=found.tokens)
+        reused = self._usable(found, len(state.ids), len(asked), rows) if self._read else 0
+        thrown_away = bool(state.ids) and not reused and self._write
+        scores = None
+        if reused < len(asked):
+            state = state if self._write else state.fork()
+            state.keep(reused)
+            state.identity = identity
+            scores = self._compute(state, asked, reused, rows)
+        self.counters.calls += 1
+        self.counters.reuses += reused > 0
+        self.counters.resets += thrown_away
+        self.counters.positions += len(asked) - reused
+        self.verdict = self._judged(found, reused, len(asked) - reused)
         return scores
 
-    def _check(self, asked: list[int], *, first: int) -> None:
-        """Raises before any work; ids before `first` equal held ones, which were checked when they came."""
-        if not asked:
-            raise InvalidIds("ids are empty: give at least one")
-        vocab_size = self._model.config.vocab_size
-        for index in range(first, len(asked)):
-            value = asked[index]
-            if type(value) is not int:
-                raise InvalidIds(f"ids[{index}] is {value!r}: a whole number (a Python int) is needed")
-            if not 0 <= value < vocab_size:
-                raise InvalidIds(f"ids[{index}] is {value}: outside the vocabulary [0, {vocab_size})")
-        if len(asked) > self._context_tokens:
-            raise ContextOverflow(
-                f"{len(asked):,} ids asked, {self._context_tokens:,} in the model's context: "
-                f"{len(asked) - self._context_tokens:,} too many"
-            )
+    def _judged(self, found: Match, reused: int, computed: int) -> Verdict:
+        kind: type[Verdict] = Hit if reused else Miss
+        reason = found.reason
+        if self._quarantined or not self._read:
+            kind, reason = Refused, Reason(cause="quarantined" if self._quarantined else "read off")
+            self._quarantined = False
+        return kind(
+            reused_tokens=reused,
+            computed_tokens=computed,
+            reason=reason,
+            operator_reason=found.operator,
+            grade=self._model.grade,
+        )
 
-    def _compute(self, asked: list[int], first: int, rows: Rows) -> Tensor | None:
-        """Computes [first, len(asked)) behind the kept [0, first); afterwards the cache holds just `asked`."""
+    def _compute(self, state: State, asked: list[int], first: int, rows: Rows) -> Tensor | None:
+        """Computes [first, len(asked)) behind the kept [0, first); afterwards the state holds just `asked`."""
         scores = None
-        del self._ids[first:]
-        self._cache.rollback(first)
         try:
-            self._make_room(len(asked))
+            self._make_room(state, len(asked))
             for start, stop in _pieces(first, len(asked)):
                 last = stop == len(asked)
-                scores = self._model.forward(asked[start:stop], self._cache, scores=rows if last else "none")
-                self._tell(first, stop, len(asked))
-            self._ids.extend(asked[first:])
+                scores = self._model.forward(asked[start:stop], state.cache, scores=rows if last else "none")
+                if self._progress is not None and len(asked) - first > TILE:
+                    self._progress("prefill", stop - first, len(asked) - first)
+            state.ids.extend(asked[first:])
         except BaseException:
-            del self._ids[first:]
-            self._cache.rollback(first)
+            state.keep(first)
             raise
         return scores
 
-    def _make_room(self, positions: int) -> None:
+    def _make_room(self, state: State, positions: int) -> None:
         """Moves to a cache of twice the size, or of what is needed, where the present one is too small."""
-        old = self._cache
-        if positions <= old.capacity:
+        old = state.cache
+        if old.max_length is None or positions <= old.max_length:
             return
-        new = self._model.static_cache(min(max(positions, 2 * old.capacity), self._context_tokens))
+        new = self._model.static_cache(
+            min(max(positions, 2 * old.capacity), self._model.config.max_position_embeddings)
+        )
         if old.length:
             for layer in range(old.num_layers):
                 new.update(layer, *old.read(layer))
             new.advance(old.length)
-        self._cache = new
+        state.cache = new
 
-    def _tell(self, first: int, stop: int, end: int) -> None:
-        if self._progress is not None and end - first > TILE:
-            self._progress("prefill", stop - first, end - first)
+
+class RollbackBackend(CachedBackend):
+    """Keeps the longest prefix that its cache shares with what is asked (the chapter's exercise 6)."""
+
+    def _usable(self, found: Match, held: int, asked: int, rows: Rows) -> int:
+        return found.tokens if rows == "none" else min(found.tokens, asked - 1)
+
+
+def check_ids(asked: list[int], config: ModelConfig, *, first: int = 0) -> None:
+    """Raises before any work; ids before `first` equal held ones, which were checked when they came."""
+    if not asked:
+        raise InvalidIds("ids are empty: give at least one")
+    for index in range(first, len(asked)):
+        value = asked[index]
+        if type(value) is not int:
+            raise InvalidIds(f"ids[{index}] is {value!r}: a whole number (a Python int) is needed")
+        if not 0 <= value < config.vocab_size:
+            raise InvalidIds(f"ids[{index}] is {value}: outside the vocabulary [0, {config.vocab_size})")
+    context = config.max_position_embeddings
+    if len(asked) > context:
+        raise ContextOverflow(
+            f"{len(asked):,} ids asked, {context:,} in the model's context: {len(asked) - context:,} too many"
+        )
+
+
+def _scores(found: Tensor | None) -> Tensor:
+    if found is None:
+        raise RuntimeError("the forward pass gave no scores for rows='last'")
+    return found[0]  # [1, V] -> [V]
 
 
 def _pieces(first: int, end: int) -> Iterator[tuple[int, int]]:
@@ -142,14 +260,3 @@ def _pieces(first: int, end: int) -> Iterator[tuple[int, int]]:
         stop = min(end, (first // TILE + 1) * TILE)
         yield first, stop
         first = stop
-
-
-def _reason(held: list[int], asked: list[int], shared: int, rows: Rows) -> str:
-    if not held:
-        return "empty cache"
-    if shared < min(len(held), len(asked)):
-        return f"ids differ at {shared:,}: cached {held[shared]}, asked {asked[shared]}"
-    if shared < len(asked):
-        return f"the cache holds the first {shared:,} ids"
-    again = "" if rows == "none" else "; the last is computed again, for its scores"
-    return f"the cache holds all {shared:,} ids{again}"

@@ -17,18 +17,30 @@ Clock = Callable[[], float]
 
 
 def generate(
-    backend: Backend, request: Request, *, tokenizer: Tokenizer | None, context_tokens: int, clock: Clock
+    backend: Backend,
+    request: Request,
+    *,
+    tokenizer: Tokenizer | None,
+    context_tokens: int,
+    clock: Clock,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Token | Answer]:
     """Each token as it is chosen, then the Answer. Raises what the backend raises, and UsageError for stop texts.
 
-    The iterator can be left at any token: the backend then holds the prompt and all tokens but the last.
+    `cancelled` is asked after each token. The iterator can also be left at any token: the backend then holds the prompt
+    and all tokens but the last.
     """
     stream = AnswerStream(tokenizer, request.ids, request.stop_texts)
-    return _steps(backend, request, stream, context_tokens, clock)
+    return _steps(backend, request, stream, context_tokens, clock, cancelled)
 
 
 def _steps(
-    backend: Backend, request: Request, stream: AnswerStream, context_tokens: int, clock: Clock
+    backend: Backend,
+    request: Request,
+    stream: AnswerStream,
+    context_tokens: int,
+    clock: Clock,
+    cancelled: Callable[[], bool],
 ) -> Iterator[Token | Answer]:
     ids, text, verdict = list(request.ids), "", backend.verdict
     started = first_token = clock()
@@ -36,17 +48,18 @@ def _steps(
     while finish is None:
         step = len(ids) - len(request.ids)
         scores = backend.next_logits(ids)
-        token_id = sample(scores, request.sampling, step=step)
+        choice = sample(scores, request.sampling, step=step, ids=ids)
+        token_id = choice.id
         if step == 0:
             verdict, first_token = backend.verdict, clock()
         ids.append(token_id)
         piece = "" if token_id in request.stop_ids else stream.step(token_id)
-        finish = _finish(request, ids, stream, context_tokens)
+        finish = _finish(request, ids, stream, context_tokens) or ("cancelled" if cancelled() else None)
         if finish is not None:
             piece += stream.finish()
             finish = "stop" if stream.stopped else finish
         text += piece
-        yield Token(id=token_id, text=piece)
+        yield Token(id=token_id, text=piece, logprob=choice.logprob)
     yield _answer(request, ids, text, finish, verdict, first_token - started, clock() - first_token)
 
 

@@ -7,8 +7,8 @@ from kvouch.contract import Verdict
 from kvouch.engine.sampling import SamplingParams
 from kvouch.errors import UsageError
 
-Finish = Literal["stop", "length", "context"]
-"""A stop id or stop text came; `max_new_tokens` were made; the model's context is full."""
+Finish = Literal["stop", "length", "context", "cancelled"]
+"""A stop id or text came; `max_new_tokens` were made; the model's context is full; the caller wanted no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,7 @@ class Token:
 
     id: int
     text: str
+    logprob: float  # of the id, by the scores that it was chosen from
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ the same on every machine.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +22,23 @@ class SamplingParams:
     """How the next id is chosen. Temperature 0 takes the best one (the lowest id of equals)."""
 
     temperature: float = 0.0
+    top_k: int = 0  # only so many of the likeliest ids; 0 keeps all
     top_p: float = 1.0  # only the likeliest ids that reach this share together; 1 keeps all
+    min_p: float = 0.0  # only ids at least this times as likely as the likeliest; 0 keeps all
+    repetition_penalty: float = 1.0  # scores of ids that came before are divided by it, negative ones multiplied
+    logit_bias: tuple[tuple[int, float], ...] = ()  # ids, and what is added to their scores
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if type(self.top_k) is not int or self.top_k < 0:
+            raise UsageError(f"top_k is {self.top_k!r}; give 0 (all ids) or how many to keep")
+        if not (_is_number(self.min_p) and 0 <= self.min_p <= 1):
+            raise UsageError(f"min_p is {self.min_p!r}; give a number from 0 to 1")
+        if not (_is_number(self.repetition_penalty) and 0 < self.repetition_penalty < math.inf):
+            raise UsageError(f"repetition_penalty is {self.repetition_penalty!r}; give a number above 0 (1: none)")
+        for one, bias in self.logit_bias:
+            if type(one) is not int or one < 0 or not (_is_number(bias) and math.isfinite(bias)):
+                raise UsageError(f"logit_bias has {one!r}: {bias!r}; give ids and finite numbers")
         if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
             raise UsageError(f"temperature is {self.temperature!r}; give 0 (the best id always) or a number above")
         if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
@@ -33,14 +47,52 @@ class SamplingParams:
             raise UsageError(f"seed is {self.seed!r}; give a whole number from 0 to 2**64 - 1")
 
 
-def sample(scores: Tensor, params: SamplingParams, *, step: int) -> int:
-    """The id that follows, from float32 scores [V]; `step` counts the ids chosen before it. Raises NonFinite."""
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """An id, and the logarithm of its probability under the scores as they were sampled from, at temperature 1."""
+
+    id: int
+    logprob: float
+
+
+def sample(scores: Tensor, params: SamplingParams, *, step: int, ids: Sequence[int] = ()) -> Choice:
+    """The id that follows, from float32 scores [V] of the id after `ids`; `step` counts the ids chosen before it.
+
+    The penalty and the bias come first, then top-k, top-p and min-p on what the temperature gives. Raises NonFinite,
+    and UsageError for a bias on an id that does not exist.
+    """
+    shaped = _shaped(scores, params, ids)
+    chosen = _chosen(shaped, params, step)
+    logprob = shaped[chosen].double() - shaped.double().logsumexp(0)
+    return Choice(id=chosen, logprob=float(logprob))
+
+
+def _shaped(scores: Tensor, params: SamplingParams, ids: Sequence[int]) -> Tensor:
+    """Scores with the repetition penalty (Keskar et al., 2019) and the bias."""
+    if params.repetition_penalty != 1.0 and ids:
+        seen = torch.tensor(sorted(set(ids)), device=scores.device)
+        found = scores[seen]
+        penalty = params.repetition_penalty
+        scores = scores.index_copy(0, seen, torch.where(found > 0, found / penalty, found * penalty))
+    if params.logit_bias:
+        beyond = [one for one, _ in params.logit_bias if one >= len(scores)]
+        if beyond:
+            raise UsageError(f"logit_bias has id {beyond[0]}: outside the vocabulary [0, {len(scores)})")
+        at = torch.tensor([one for one, _ in params.logit_bias], device=scores.device)
+        added = torch.tensor([bias for _, bias in params.logit_bias], device=scores.device)
+        scores = scores.index_add(0, at, added.to(scores.dtype))
+    return scores
+
+
+def _chosen(scores: Tensor, params: SamplingParams, step: int) -> int:
     best = scores.max()
     if not best.isfinite():
         raise NonFinite(f"step {step}: the best score is {float(best)}, so no id can be chosen")
     if params.temperature == 0:
         return int(scores.argmax())  # the first of equals, as torch documents
-    probabilities = _nucleus(_softmax(scores, best, params.temperature), params.top_p)
+    probabilities = _softmax(_likeliest(scores, params.top_k), best, params.temperature)
+    probabilities = _nucleus(probabilities, params.top_p)
+    probabilities = probabilities * (probabilities >= params.min_p * probabilities.max())
     cumulative = probabilities.cumsum(0)
     target = draw(params.seed, step) * cumulative[-1:]
     index = int(torch.searchsorted(cumulative, target, right=True))
@@ -57,6 +109,14 @@ def draw(seed: int, step: int) -> float:
 def _softmax(scores: Tensor, best: Tensor, temperature: float) -> Tensor:
     """Float64 probabilities [V] on the CPU; the best score is taken off first, so no temperature overflows."""
     return ((scores.cpu().double() - best.cpu().double()) / temperature).softmax(0)
+
+
+def _likeliest(scores: Tensor, top_k: int) -> Tensor:
+    """All but the `top_k` best scores at minus infinity; of equals the lower ids stay."""
+    if not 0 < top_k < len(scores):
+        return scores
+    kept = scores.sort(descending=True, stable=True).indices[:top_k]
+    return torch.full_like(scores, -math.inf).index_copy(0, kept, scores[kept])
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:

@@ -103,6 +103,7 @@ def catalogue_names() -> str:
 
 
 def is_catalogued(name: str) -> bool:
+    """Whether the catalogue has a model of that name."""
     return any(entry.name == name for entry in CATALOGUE)
 
 

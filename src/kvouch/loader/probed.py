@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from kvouch.cache.concat import ConcatCache
 from kvouch.contract import TILE, Arithmetic, KVCache, Rows
 from kvouch.models.attention import tile_attention
 from kvouch.models.forward import forward_cached
+from kvouch.models.linear import Linear
 from kvouch.models.step import TorchWeights
 from kvouch.numerics.probe import RowFunction
 
@@ -28,14 +29,20 @@ class Probed:
         self._weights, self._dtype, self._device = copy.copy(weights), dtype, device
         self._weights.blocks = weights.blocks[:layers]
         self._weights.config = replace(weights.config, num_hidden_layers=len(self._weights.blocks))
+        self._products = _kinds(
+            one for block in weights.blocks for linear in block.linears() for one in linear.products()
+        )
 
     @property
     def least_rows(self) -> int:
-        return max(linear.least_rows for linear in self._weights.blocks[0].linears())
+        return max(linear.least_rows for linear in self._products)
 
     def products(self) -> Iterator[tuple[RowFunction, Tensor]]:
-        for linear in self._weights.blocks[0].linears():
-            yield torch.inference_mode()(linear), self._sample(PRODUCT_ROWS, linear.inputs)
+        for linear in self._products:
+            yield (
+                torch.inference_mode()(linear),
+                self._sample(PRODUCT_ROWS, linear.inputs, dtype=linear.tensors[0].dtype),
+            )
         yield torch.inference_mode()(self._weights.head), self._sample(HEAD_ROWS, self._weights.head.inputs)
 
     def attention(self) -> Iterator[tuple[RowFunction, Tensor]]:
@@ -61,6 +68,11 @@ class Probed:
     def new_cache(self, device: torch.device) -> KVCache:
         return ConcatCache(self._weights.config, dtype=self._dtype, device=device)
 
-    def _sample(self, *shape: int) -> Tensor:
+    def _sample(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         numbers = torch.randn(shape, generator=torch.Generator().manual_seed(shape[0]))
-        return numbers.to(self._device, self._dtype)
+        return numbers.to(self._device, dtype or self._dtype)
+
+
+def _kinds(linears: Iterable[Linear]) -> list[Linear]:
+    """One product of each type, shape and dtype."""
+    return list({(type(one), one.tensors[0].shape, one.tensors[0].dtype): one for one in linears}.values())

@@ -26,6 +26,7 @@ class Record:
 
 
 def write_record(folder: Path, record: Record) -> None:
+    """Makes a folder a pulled model."""
     fields = {"schema": SCHEMA, **asdict(record)}
     (folder / RECORD_FILE).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 

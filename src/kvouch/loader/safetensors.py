@@ -6,16 +6,16 @@ JSON header, then the numbers, without holes).
 """
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvouch.artefact.files import parse_object
+from kvouch.artefact.reading import HashedFile
 from kvouch.errors import ConfigError, FileError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -49,20 +49,16 @@ class TensorEntry:
     stop: int
 
 
-def read_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+def read_safetensors(file: HashedFile) -> Iterator[tuple[str, Tensor]]:
     """Names and tensors in file order; FileError where the file is truncated or its header contradicts it."""
-    try:
-        with path.open("rb") as file:
-            for entry in _read_header(file, path):
-                yield entry.name, _read_tensor(file, entry, path)
-    except OSError as error:
-        raise FileError(f"{path}: cannot be read ({error.strerror})") from error
+    for entry in _read_header(file):
+        yield entry.name, _read_tensor(file, entry)
 
 
-def _read_header(file: BinaryIO, path: Path) -> list[TensorEntry]:
-    size = os.fstat(file.fileno()).st_size
-    length = int.from_bytes(file.read(8), "little")
-    if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+def _read_header(file: HashedFile) -> list[TensorEntry]:
+    path, size = file.path, file.size
+    length = int.from_bytes(file.read(8), "little") if size >= 8 else size
+    if length > min(size - 8, MAX_HEADER_BYTES):
         raise FileError(f"{path}: no safetensors header in {size} bytes; the file is truncated or of another kind")
     try:
         header = parse_object(file.read(length).decode("utf-8"), f"{path} (header)")
@@ -104,13 +100,8 @@ def _volume(shape: tuple[int, ...]) -> int:
     return math.prod(max(size, 1) for size in shape)
 
 
-def _read_tensor(file: BinaryIO, entry: TensorEntry, path: Path) -> Tensor:
+def _read_tensor(file: HashedFile, entry: TensorEntry) -> Tensor:
     tensor = torch.empty(entry.shape, dtype=entry.dtype)
     if tensor.numel():
-        into = tensor.flatten().view(torch.uint8).numpy().data.cast("B")
-        while into:
-            count = file.readinto(into)  # type: ignore[attr-defined]
-            if not count:
-                raise FileError(f"{path}: the file ended inside tensor {entry.name}")
-            into = into[count:]
+        file.readinto(tensor.flatten().view(torch.uint8).numpy().data.cast("B"))
     return tensor

@@ -2,12 +2,14 @@
 
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from kvouch.artefact.files import ArtefactFiles
-from kvouch.errors import ConfigError, FileError, TensorError
+from kvouch.artefact.manifest import INDEX, READERS, SINGLE, weight_files
+from kvouch.errors import FileError, TensorError
 from kvouch.loader.safetensors import read_safetensors
 from kvouch.models.config import Family, ModelConfig
 from kvouch.numerics.bits import same_bits
@@ -17,8 +19,6 @@ IGNORED_BUFFERS = re.compile(
 )
 """Buffers that old checkpoints carry and that no computation here reads: masks and rope frequencies."""
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 LISTED = 12
 MOST_FAULTS = 1000  # a config that far off is not walked to its end: it may name a billion layers
 MOST_NUMBERS = 2**48  # no file holds such a tensor
@@ -26,29 +26,26 @@ MOST_NUMBERS = 2**48  # no file holds such a tensor
 
 def read_tensors(files: ArtefactFiles, family: Family) -> dict[str, Tensor]:
     """All tensors of a directory by name, GPT-2's without the `transformer.` prefix; known buffers left out."""
-    tensors: dict[str, Tensor] = {}
-    for name in _weight_files(files):
-        for tensor_name, tensor in read_safetensors(files.path(name)):
-            plain = tensor_name.removeprefix("transformer.") if family == "gpt2" else tensor_name
-            if plain in tensors:
-                raise TensorError(f"{files.directory / name}: tensor {tensor_name} appears twice")
-            if not IGNORED_BUFFERS.fullmatch(plain):
-                tensors[plain] = tensor
-    return tensors
-
-
-def _weight_files(files: ArtefactFiles) -> list[str]:
-    """The safetensors files of a directory; the index must name them."""
-    if files.exists(SINGLE):
-        return [SINGLE]
-    if not files.exists(INDEX):
+    names = weight_files(files)
+    if not names:
         pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in files.directory.glob(pattern))
         hint = f"; {pickles} are pickles, which are never opened: convert them to safetensors" if pickles else ""
         raise FileError(f"{files.directory}: neither {SINGLE} nor {INDEX}{hint}")
-    weight_map = files.json(INDEX).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise ConfigError(f"{files.directory / INDEX}: weight_map must map tensor names to file names")
-    return sorted(set(weight_map.values()))
+    tensors: dict[str, Tensor] = {}
+    with ThreadPoolExecutor(READERS) as pool:
+        for name, found in zip(names, pool.map(lambda name: _read_file(files, name), names), strict=True):
+            for tensor_name, tensor in found:
+                plain = tensor_name.removeprefix("transformer.") if family == "gpt2" else tensor_name
+                if plain in tensors:
+                    raise TensorError(f"{files.directory / name}: tensor {tensor_name} appears twice")
+                if not IGNORED_BUFFERS.fullmatch(plain):
+                    tensors[plain] = tensor
+    return tensors
+
+
+def _read_file(files: ArtefactFiles, name: str) -> list[tuple[str, Tensor]]:
+    with files.open(name) as file:
+        return list(read_safetensors(file))
 
 
 class CheckpointSource:

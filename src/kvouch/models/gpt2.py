@@ -10,7 +10,7 @@ from kvouch.models.config import ModelConfig
 from kvouch.models.layers import activation, layer_norm
 from kvouch.models.linear import Linear, pack
 from kvouch.models.source import TensorSource
-from kvouch.models.step import Place, TorchWeights
+from kvouch.models.step import Place, Target, TorchWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,8 @@ class GPT2Block:
 class GPT2Weights(TorchWeights):
     """A GPT-2 model, packed for the torch path."""
 
+    layer_prefix = "h."
+
     def __init__(self, config: ModelConfig, source: TensorSource) -> None:
         hidden = config.hidden_size
         self.embedding = source.take("wte.weight", config.vocab_size, hidden)
@@ -70,6 +72,19 @@ class GPT2Weights(TorchWeights):
 
     def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Place]:
         return F.embedding(ids, self.embedding).float() + F.embedding(positions, self.positions), None
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        return (self.positions,)
+
+    def targets(self) -> dict[str, Target]:
+        hidden, inner = self.config.hidden_size, self.config.intermediate_size
+        return {
+            "attn.c_attn": Target(linear="qkv", start=0, outputs=3 * hidden, inputs=hidden),
+            "attn.c_proj": Target(linear="output", start=0, outputs=hidden, inputs=hidden),
+            "mlp.c_fc": Target(linear="up", start=0, outputs=inner, inputs=hidden),
+            "mlp.c_proj": Target(linear="down", start=0, outputs=hidden, inputs=inner),
+        }
 
     def scores(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x))

@@ -5,6 +5,7 @@ that weight alone in memory: `PackedLinear` holds nothing but the packed form. W
 (bfloat16 below AVX-512, float16 below its AVX-512 form) the plain weight stays.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -30,6 +31,9 @@ class Linear(Protocol):
     def least_rows(self) -> int:
         """The fewest rows that it is worth being given."""
 
+    def products(self) -> "Sequence[Linear]":
+        """The single matrix products that it is made of."""
+
     @property
     def tensors(self) -> list[Tensor]:
         """What it holds in memory."""
@@ -45,6 +49,9 @@ class PlainLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+    def products(self) -> Sequence[Linear]:
+        return (self,)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -66,6 +73,9 @@ class PackedLinear:
             return torch.cat([self(part) for part in rows.split(MOST_ROWS)])
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
         return product
+
+    def products(self) -> Sequence[Linear]:
+        return (self,)
 
     @property
     def tensors(self) -> list[Tensor]:

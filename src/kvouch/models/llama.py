@@ -14,7 +14,7 @@ from kvouch.models.config import ModelConfig, Rope
 from kvouch.models.layers import activation, rms_norm, rope_tables, rotate
 from kvouch.models.linear import Linear, pack
 from kvouch.models.source import TensorSource
-from kvouch.models.step import Block, Place, TorchWeights
+from kvouch.models.step import Block, Place, Target, TorchWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,8 @@ class LlamaBlock:
 class LlamaWeights(TorchWeights):
     """A Llama-family model, packed for the torch path."""
 
+    layer_prefix = "model.layers."
+
     def __init__(self, config: ModelConfig, rope: Rope, source: TensorSource) -> None:
         hidden = config.hidden_size
         self.embedding = source.take("model.embed_tokens.weight", config.vocab_size, hidden)
@@ -76,6 +78,24 @@ class LlamaWeights(TorchWeights):
 
     def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Place]:
         return F.embedding(ids, self.embedding).float(), (self.cosines[positions], self.sines[positions])
+
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        return self.cosines, self.sines
+
+    def targets(self) -> dict[str, Target]:
+        config = self.config
+        hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
+        query, key_value = config.num_attention_heads * size, config.num_key_value_heads * size
+        return {
+            "self_attn.q_proj": Target(linear="qkv", start=0, outputs=query, inputs=hidden),
+            "self_attn.k_proj": Target(linear="qkv", start=query, outputs=key_value, inputs=hidden),
+            "self_attn.v_proj": Target(linear="qkv", start=query + key_value, outputs=key_value, inputs=hidden),
+            "self_attn.o_proj": Target(linear="output", start=0, outputs=hidden, inputs=query),
+            "mlp.gate_proj": Target(linear="gate_up", start=0, outputs=inner, inputs=hidden),
+            "mlp.up_proj": Target(linear="gate_up", start=inner, outputs=inner, inputs=hidden),
+            "mlp.down_proj": Target(linear="down", start=0, outputs=hidden, inputs=inner),
+        }
 
     def scores(self, x: Tensor) -> Tensor:
         return self.head(rms_norm(x, self.norm, self.config.norm_eps))

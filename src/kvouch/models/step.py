@@ -6,6 +6,7 @@ The step is the seam between the two paths: whatever else has `step` (compiled k
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -37,10 +38,21 @@ class Block(Protocol):
         """Every tensor held in memory, once."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where a checkpoint's product lies: the block's field, and its outputs [start, start + outputs)."""
+
+    linear: str
+    start: int
+    outputs: int
+    inputs: int
+
+
 class TorchWeights(ABC):
     """The weights of one model, packed for the torch path."""
 
     head: Linear
+    layer_prefix: str  # of a layer's tensors in a checkpoint, up to its number
 
     def __init__(self, config: ModelConfig, blocks: Sequence[Block]) -> None:
         self.config = config
@@ -50,6 +62,15 @@ class TorchWeights(ABC):
     @abstractmethod
     def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Place]:
         """The first rows x of ids [R] at positions [R], and where they stand."""
+
+    @property
+    @abstractmethod
+    def tables(self) -> tuple[Tensor, ...]:
+        """What positions are encoded by: rope's tables, or learned rows."""
+
+    @abstractmethod
+    def targets(self) -> dict[str, Target]:
+        """The products of a layer that an adapter can correct, by their names in a checkpoint."""
 
     @abstractmethod
     def scores(self, x: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ def test_a_link_into_the_blobs_of_the_repository_is_followed(snapshot: Path, abs
 def refused(directory: Path, name: str, reason: str) -> None:
     """Every way of reading `name` gives a FileError that says where and why."""
     files = ArtefactFiles(directory)
-    for read in (files.path, files.text, files.json):
+    for read in (files.open, files.text, files.json):
         with pytest.raises(FileError, match=reason) as caught:
             read(name)
         assert str(directory / name) in str(caught.value)
@@ -140,12 +140,15 @@ def test_a_loop_of_links_is_refused(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside", "sub/file", "sub/../../outside", "/etc/passwd", "", ".", ".."], ids=lambda name: repr(name)
+    "name",
+    ["../outside", "sub/../file", "sub/../../outside", "/etc/passwd", "linked/file", "", ".", ".."],
+    ids=lambda name: repr(name),
 )
 def test_names_that_are_no_plain_names_are_refused(directory: Path, name: str) -> None:
     """Names come from a model's own index file."""
     (directory / "sub").mkdir()
     (directory / "sub" / "file").write_text(SECRET)
+    (directory / "linked").symlink_to(directory / "sub")
     refused(directory, name, "not a plain file name|not a regular file")
 
 
@@ -176,10 +179,10 @@ def test_a_file_without_permission_is_named(directory: Path, monkeypatch: pytest
     (directory / "config.json").chmod(0)
     if os.geteuid() == 0:
 
-        def denied(path: Path) -> bytes:
+        def denied(path: Path, *arguments: object, **named: object) -> None:
             raise PermissionError(13, "Permission denied", str(path))
 
-        monkeypatch.setattr(Path, "read_bytes", denied)
+        monkeypatch.setattr(Path, "open", denied)
     with pytest.raises(FileError, match=r"config\.json: cannot be read \(Permission denied\)"):
         ArtefactFiles(directory).text("config.json")
 

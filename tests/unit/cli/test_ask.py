@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import kvouch.loader.model
+import kvouch.engine.model
 from commands import check_refused, run, talking_model
 from kvouch.cli.ask import layout, read_document
 from kvouch.errors import FileError
@@ -38,8 +38,10 @@ def test_answers_go_to_stdout_and_the_rest_to_stderr(
     assert ran.out == "".join(text if text.endswith("\n") else f"{text}\n" for text in texts)
     for question, answer in zip(QUESTIONS, as_json["answers"], strict=True):
         after = ran.err.partition(question)[2]
-        counts = f"reused {answer['reused_tokens']:,}, computed {answer['computed_tokens']:,}: {answer['reason']}"
+        verdict = answer["verdict"]
+        counts = f"hit: reused {verdict['reused_tokens']:,}, computed {verdict['computed_tokens']:,}; "
         assert after.lstrip("\n ").startswith(counts)
+        assert verdict["kind"] == "hit"
     assert ran.err.count("cold ") == ran.err.count("bitwise") == len(QUESTIONS)
     assert "\nharbour.txt: " in ran.err
 
@@ -50,7 +52,7 @@ def test_the_document_is_computed_once(
     """Counted in the model's step, and only then compared with what the command says."""
     loaded = kvouch.load(model)
     taken = count_positions(loaded)
-    monkeypatch.setattr(kvouch.loader.model, "load", lambda *arguments, **named: loaded)
+    monkeypatch.setattr(kvouch.engine.model, "load", lambda *arguments, **named: loaded)
     found = run(capsys, "ask", "--doc", document, "--max-new-tokens", "1", "--json", *QUESTIONS).json
     assert loaded.tokenizer is not None
     prompts = [
@@ -61,8 +63,12 @@ def test_the_document_is_computed_once(
     assert shared > len(DOCUMENT) - 10
     assert taken() == shared + sum(len(prompt) - shared for prompt in prompts)
     for prompt, answer in zip(prompts, found["answers"], strict=True):
-        assert answer["reused_tokens"] == shared
-        assert answer["reused_tokens"] + answer["computed_tokens"] == answer["prompt_tokens"] == len(prompt)
+        assert answer["verdict"]["reused_tokens"] == shared
+        assert (
+            answer["verdict"]["reused_tokens"] + answer["verdict"]["computed_tokens"]
+            == answer["prompt_tokens"]
+            == len(prompt)
+        )
         assert answer["cold_first_token_s"] >= found["shared"]["prefill_s"]
 
 
@@ -71,8 +77,10 @@ def test_one_question_shares_the_document_and_not_itself(
 ) -> None:
     found = run(capsys, "ask", "--model", model, "--doc", document, "--max-new-tokens", "1", "--json", "Why?").json
     (answer,) = found["answers"]
-    assert answer["reused_tokens"] == found["shared"]["tokens"] == found["shared"]["computed_tokens"]
-    assert answer["computed_tokens"] >= len("Why?")
+    assert (
+        answer["verdict"]["reused_tokens"] == found["shared"]["tokens"] == found["shared"]["verdict"]["computed_tokens"]
+    )
+    assert answer["verdict"]["computed_tokens"] >= len("Why?")
 
 
 def test_an_answer_does_not_depend_on_what_it_was_asked_with(
@@ -145,7 +153,7 @@ def test_a_document_beyond_the_context_is_counted_before_any_work(
 ) -> None:
     loaded = kvouch.load(model)
     taken = count_positions(loaded)
-    monkeypatch.setattr(kvouch.loader.model, "load", lambda *arguments, **named: loaded)
+    monkeypatch.setattr(kvouch.engine.model, "load", lambda *arguments, **named: loaded)
     path = tmp_path / "long.txt"
     around = len("user\n\n\nAnswer from the text above: Why?|\nassistant\n")  # | stands for the one id of <|end|>
     path.write_text("x" * (1024 - around + 7))

@@ -62,9 +62,9 @@ def test_a_turn_reuses_all_the_ids_before_it(chat: Chat) -> None:
     turns = chat.turns("one\ntwo\nthree\n")
     for before, turn in pairwise(turns):
         held = before["prompt_tokens"] + before["new_tokens"] - 1
-        assert turn["reused_tokens"] == held
-        assert turn["reason"] == f"the cache holds the first {held} ids"
-        assert turn["reused_tokens"] + turn["computed_tokens"] == turn["prompt_tokens"]
+        assert turn["verdict"]["reused_tokens"] == held
+        assert turn["verdict"]["reason"] == {"cause": "held"}
+        assert turn["verdict"]["reused_tokens"] + turn["verdict"]["computed_tokens"] == turn["prompt_tokens"]
 
 
 def test_the_answers_are_those_of_no_reuse(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_the_answers_are_those_of_no_reuse(chat: Chat, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(RollbackBackend, "next_logits", from_nothing)
     alone = chat.turns("one\ntwo\nthree\n")
-    assert [turn["reused_tokens"] for turn in alone] == [0, 0, 0]
+    assert [turn["verdict"]["reused_tokens"] for turn in alone] == [0, 0, 0]
     assert [turn["ids"] for turn in alone] == [turn["ids"] for turn in reused]
 
 
@@ -110,7 +110,7 @@ def test_ctrl_c_stops_an_answer_and_the_next_turn_builds_on_it(chat: Chat, inter
     stopped, following = chat.turns("one\ntwo\n")
     assert (stopped["finish"], len(stopped["ids"])) == ("interrupted", 3)
     prompt = len("user\none|\nassistant\n")
-    assert following["reused_tokens"] == prompt + 3 - 1
+    assert following["verdict"]["reused_tokens"] == prompt + 3 - 1
     assert following["prompt_tokens"] == prompt + 3 + len("|\nuser\ntwo|\nassistant\n")
 
 
@@ -163,7 +163,7 @@ def test_a_stop_id_is_not_doubled(stopping_chat: Chat, monkeypatch: pytest.Monke
     monkeypatch.setattr(RollbackBackend, "next_logits", ends_at_once)
     first, second = stopping_chat.turns("one\ntwo\n")
     assert (first["text"], first["ids"], first["stop_id"], first["finish"]) == ("", [], END_ID, "stop")
-    assert second["reused_tokens"] == first["prompt_tokens"]
+    assert second["verdict"]["reused_tokens"] == first["prompt_tokens"]
     assert second["prompt_tokens"] == len("user\none|\nassistant\n|\nuser\ntwo|\nassistant\n")
 
 
@@ -176,8 +176,9 @@ def test_a_template_that_rewrites_says_where(
     )
     directory = write_tokenizer(tiny_directory(tmp_path / "model", "gpt2"), template=template)
     _, second = Chat(capsys, monkeypatch, directory).turns("one\ntwo\n")
-    assert second["reused_tokens"] == len("user")
-    assert second["reason"].startswith("ids differ at 4: cached ")
+    assert second["verdict"]["reused_tokens"] == len("user")
+    assert second["verdict"]["reason"]["cause"] == "ids differ"
+    assert second["verdict"]["reason"]["position"] == 4
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
@@ -219,7 +220,7 @@ def test_at_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.M
     ran = run(capsys, "chat", "--model", model, "--max-new-tokens", "5", "--json")
     first, second = (json.loads(line) for line in ran.out.splitlines())
     assert (ran.status, first["question"], second["question"]) == (0, "one", "two")
-    assert second["reused_tokens"] == first["prompt_tokens"] + first["new_tokens"] - 1
+    assert second["verdict"]["reused_tokens"] == first["prompt_tokens"] + first["new_tokens"] - 1
     assert "Ctrl-D or /exit ends the chat" in ran.err
     assert "the question is forgotten" in ran.err
     assert ran.err.count("> ") == 5

@@ -37,8 +37,8 @@ def test_text_is_continued_with_the_best_ids(capsys: pytest.CaptureFixture[str],
     assert found["ids"] == greedy(model, found["prompt_ids"], 9)
     assert ran.out == found["text"] + "\n" * (not found["text"].endswith("\n"))
     assert PROMPT not in ran.out
-    assert "reused 0, computed 3: empty cache" in ran.err
-    assert (found["reused_tokens"], found["computed_tokens"], found["finish"]) == (0, 3, "length")
+    assert "miss: reused 0, computed 3; no entry" in ran.err
+    assert (found["verdict"]["reused_tokens"], found["verdict"]["computed_tokens"], found["finish"]) == (0, 3, "length")
     assert (found["model"], found["dtype"], found["grade"]) == (str(model), "float32", "bitwise")
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from kvouch.cache.sizing import cache_bytes
-from kvouch.contract import TILE
+from kvouch.contract import TILE, Hit, Miss
 from kvouch.engine.backend import RollbackBackend
+from kvouch.engine.model import Model
 from kvouch.errors import ContextOverflow, InvalidIds
-from kvouch.loader.model import Model
 from kvouch.models.tiny import CONTEXT
 from scripted import count_positions
 from tiny_models import own_weights, random_ids, tiny_model
@@ -35,23 +35,24 @@ HELD = [3, 1, 4, 1, 5, 9]
 @pytest.mark.parametrize(
     ("asked", "reused", "reason"),
     [
-        ([*HELD, 2, 6], 6, "the cache holds the first 6 ids"),
-        (HELD, 5, "the cache holds all 6 ids; the last is computed again, for its scores"),
-        (HELD[:4], 3, "the cache holds all 4 ids; the last is computed again, for its scores"),
+        ([*HELD, 2, 6], 6, "all ids held are the beginning of those asked"),
+        (HELD, 5, "all ids asked are held already"),
+        (HELD[:4], 3, "all ids asked are held already"),
         ([3, 1, 4, 7, 5, 9, 2], 3, "ids differ at 3: cached 1, asked 7"),
         ([8, 1], 0, "ids differ at 0: cached 3, asked 8"),
-        ([3], 0, "the cache holds all 1 ids; the last is computed again, for its scores"),
+        ([3], 0, "all ids asked are held already"),
     ],
 )
 def test_the_longest_common_prefix_is_reused(model: Model, asked: list[int], reused: int, reason: str) -> None:
     backend = RollbackBackend(model)
     backend.next_logits(HELD)
-    assert str(backend.verdict) == "reused 0, computed 6: empty cache"
+    assert str(backend.verdict) == "miss: reused 0, computed 6; no entry"
     taken = count_positions(model)
     backend.next_logits(asked)
     assert backend.verdict.reused_tokens == reused
     assert backend.verdict.computed_tokens == len(asked) - reused == taken()
-    assert backend.verdict.reason == reason
+    assert str(backend.verdict.reason) == reason
+    assert isinstance(backend.verdict, Hit if reused else Miss)
     assert backend.ids == tuple(asked)
 
 
@@ -59,7 +60,7 @@ def test_numbers_in_a_reason_are_grouped(model: Model) -> None:
     backend = RollbackBackend(model)
     backend.prefill(ids_of(1015))
     backend.next_logits(ids_of(1015)[:1010] + [0] * 3)
-    assert backend.verdict.reason.startswith("ids differ at 1,010: cached ")
+    assert str(backend.verdict.reason).startswith("ids differ at 1,010: cached ")
 
 
 @pytest.mark.parametrize(("asked", "reused"), [(HELD, 6), (HELD[:2], 2), ([*HELD, 7], 6), ([3, 9, 9], 1)])
@@ -164,4 +165,4 @@ def test_a_failed_call_leaves_no_verdict_of_an_earlier_one(model: Model) -> None
     backend.next_logits(HELD)
     with pytest.raises(InvalidIds):
         backend.next_logits([999])
-    assert str(backend.verdict) == "reused 0, computed 0: no call has been answered"
+    assert str(backend.verdict) == "miss: reused 0, computed 0; no call has been answered"

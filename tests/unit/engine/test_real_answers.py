@@ -9,9 +9,9 @@ from kvouch.cli.ask import layout
 from kvouch.engine.backend import RollbackBackend
 from kvouch.engine.conversation import Conversation
 from kvouch.engine.loop import generate
+from kvouch.engine.model import Model, load
 from kvouch.engine.request import Answer, Request
 from kvouch.engine.shared import prefill_shared
-from kvouch.loader.model import Model, load
 from kvouch.loader.tokenizer import Tokenizer
 from scripted import count_positions
 from tiny_models import own_weights

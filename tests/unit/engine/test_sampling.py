@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvouch.engine.sampling import SamplingParams, draw, sample
+from kvouch.engine import sampling
+from kvouch.engine.sampling import SamplingParams, draw
 from kvouch.errors import NonFinite, UsageError
 
 DRAWS = 2000
@@ -17,6 +18,10 @@ DRAWS = 2000
 
 def scores_of(*probabilities: float) -> Tensor:
     return torch.tensor(probabilities, dtype=torch.float64).log().float()
+
+
+def sample(scores: Tensor, params: SamplingParams, *, step: int) -> int:
+    return sampling.sample(scores, params, step=step).id
 
 
 def shares(scores: Tensor, params: SamplingParams, draws: int = DRAWS) -> list[float]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvouch.cache.concat import ConcatCache
 from kvouch.contract import TILE, KVCache, Rows
+from kvouch.engine.model import Model, load
 from kvouch.errors import (
     CacheError,
     CacheOverflow,
@@ -23,7 +24,6 @@ from kvouch.errors import (
     UsageError,
 )
 from kvouch.loader.config import parse_config
-from kvouch.loader.model import Model, load
 from kvouch.loader.source import CheckpointSource
 from kvouch.models.forward import forward_cached
 from kvouch.models.gpt2 import GPT2Weights

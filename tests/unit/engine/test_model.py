@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kvouch.engine.model import Model, load
 from kvouch.errors import ConfigError, FileError, InvalidIds, KvouchError, TensorError, UnknownModel, UsageError
-from kvouch.loader.model import DtypeName, Model, load
+from kvouch.loader.checkpoint import DtypeName
 from kvouch.models.linear import storage_bytes
 from kvouch.models.tiny import TINY_CONFIGS, tiny_tensors
 from kvouch.numerics.bits import same_bits

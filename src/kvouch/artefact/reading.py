@@ -53,7 +53,7 @@ class HashedFile:
                 raise FileError(f"{self.path}: cannot be read ({error.strerror})") from error
             if not count:
                 raise FileError(f"{self.path}: ended at byte {self.position + filled}; it is truncated or changing")
-            self._hashing = self._thread.submit(self._hash.update, into[filled : filled + count])
+            self._add(into[filled : filled + count])
             filled += count
         self.position += filled
 
@@ -62,6 +62,13 @@ class HashedFile:
         data = bytearray(count)
         self.readinto(memoryview(data))
         return bytes(data)
+
+    def _add(self, data: memoryview) -> None:
+        """Hashes data behind what is being hashed; at once where a small file has nothing waiting."""
+        if self._hashing is None and self.size < CHUNK_BYTES:
+            self._hash.update(data)
+        else:
+            self._hashing = self._thread.submit(self._hash.update, data)
 
     def __enter__(self) -> Self:
         return self

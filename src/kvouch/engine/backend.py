@@ -5,8 +5,9 @@ calls. `UncachedBackend` reuses nothing; `CachedBackend` is the chapter's; `Roll
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, Self
 
 from torch import Tensor
@@ -94,21 +95,21 @@ class CachedBackend:
         self,
         model: Computes,
         *,
-        cache: KVCache | None = None,
+        new_cache: Callable[[], KVCache] | None = None,
         capacity: int = TILE,
         read: bool = True,
         write: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        """On an empty `cache` of the model; by default a static one for `capacity` positions, which grows.
+        """On a cache that `new_cache` makes; by default a static one for `capacity` positions, which grows.
 
         Without `read` a call reuses nothing; without `write` it leaves what was held before it.
         """
         self._model, self._progress = model, progress
         self._read, self._write = read, write
-        if cache is None:
-            cache = model.static_cache(min(capacity, model.config.max_position_embeddings))
-        self._state = State(identity=model.identity(), cache=cache)
+        room = min(capacity, model.config.max_position_embeddings)
+        self._new_cache = new_cache if new_cache is not None else partial(model.static_cache, room)
+        self._state = State(identity=model.identity(), cache=self._new_cache())
         self._quarantined = False
         self.counters = Counters()
         self.verdict: Verdict = NOTHING_ASKED
@@ -168,16 +169,24 @@ class CachedBackend:
         thrown_away = bool(state.ids) and not reused and self._write
         scores = None
         if reused < len(asked):
-            state = state if self._write else state.fork()
-            state.keep(reused)
-            state.identity = identity
-            scores = self._compute(state, asked, reused, rows)
+            scores = self._compute(self._ready(identity, reused), asked, reused, rows)
         self.counters.calls += 1
         self.counters.reuses += reused > 0
         self.counters.resets += thrown_away
         self.counters.positions += len(asked) - reused
         self.verdict = self._judged(found, reused, len(asked) - reused)
         return scores
+
+    def _ready(self, identity: Identity, reused: int) -> State:
+        """A state of this identity that holds the first `reused` positions; without `write` not the own one."""
+        if self._state.identity is not identity and self._state.identity != identity:
+            state = State(identity=identity, cache=self._new_cache())  # the old one may be of another dtype
+        else:
+            state = self._state if self._write else self._state.fork()
+            state.keep(reused)
+        if self._write:
+            self._state = state
+        return state
 
     def _judged(self, found: Match, reused: int, computed: int) -> Verdict:
         kind: type[Verdict] = Hit if reused else Miss

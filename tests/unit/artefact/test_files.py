@@ -141,7 +141,7 @@ def test_a_loop_of_links_is_refused(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../outside", "sub/../file", "sub/../../outside", "/etc/passwd", "linked/file", "", ".", ".."],
+    ["../outside", "sub/../sub/file", "sub/../../outside", "/etc/passwd", "linked/file", "", ".", ".."],
     ids=lambda name: repr(name),
 )
 def test_names_that_are_no_plain_names_are_refused(directory: Path, name: str) -> None:

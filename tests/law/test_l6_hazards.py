@@ -291,4 +291,4 @@ def test_no_model_with_a_flipped_bit_hits(part: int, directory: Path, copy: Path
     backend.adopt(state)
     backend.next_logits(ASKED)
     assert (backend.verdict.kind, backend.verdict.reason.field) == ("miss", "weights")
-    assert LAYERS == len(model.weights.blocks)
+    assert len(model.weights.blocks) == LAYERS

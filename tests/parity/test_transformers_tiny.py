@@ -8,7 +8,10 @@ import torch
 
 from kvouch.artefact.files import ArtefactFiles
 from kvouch.contract import TILE
+from kvouch.engine.backend import CachedBackend
 from kvouch.engine.model import load
+from kvouch.engine.transformers_backend import TransformersBackend
+from kvouch.errors import ContextOverflow, InvalidIds
 from kvouch.loader.config import parse_config
 from kvouch.loader.source import read_tensors
 from kvouch.models.oracle import forward_uncached
@@ -86,3 +89,20 @@ def test_a_llama_directory_of_transformers_itself_loads(name: str, tmp_path: Pat
     assert ours is not None
     with torch.no_grad():
         torch.testing.assert_close(ours, theirs(ids).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "smollm2"])
+def test_the_library_behind_the_contract_gives_the_same_ids(family: str, tmp_path: Path) -> None:
+    """The chapter's baseline: the full sequence every time, and nothing kept."""
+    theirs = TransformersBackend(tiny_directory(tmp_path, family), dtype=torch.float32)
+    ours = CachedBackend(tiny_model(family))
+    ids: list[int] = random_ids(20)[0].tolist()
+    for _ in range(8):
+        found, wanted = ours.next_logits(ids), theirs.next_logits(ids)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-5 * float(wanted.abs().max()))
+        ids.append(int(wanted.argmax()))
+    assert (theirs.counters.calls, theirs.counters.positions) == (8, sum(range(20, 28)))
+    assert theirs.verdict.reused_tokens == 0
+    for wrong, error in (([], InvalidIds), ([257], InvalidIds), ([0] * 2000, ContextOverflow)):
+        with pytest.raises(error):
+            theirs.next_logits(wrong)

@@ -1,5 +1,6 @@
 """The loop on a backend that follows a script: what ends an answer, what is shown, what is counted."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -145,3 +146,25 @@ def test_leaving_early_asks_no_more(tokenizer: Tokenizer) -> None:
     next(events)
     next(events)
     assert len(backend.asked) == 2
+
+
+def test_each_token_has_its_log_probability(tokenizer: Tokenizer) -> None:
+    """Of scores that are 1 for one id and 0 for 256 others."""
+    tokens, _ = answer(script(tokenizer, "Hi"), Request(ids=(1,), max_new_tokens=2), tokenizer)
+    assert [round(token.logprob, 5) for token in tokens] == [round(1 - math.log(math.e + 256), 5)] * 2
+
+
+def test_a_caller_that_wants_no_more_ends_the_answer_whole(tokenizer: Tokenizer) -> None:
+    backend, seen = script(tokenizer, "Hello"), []
+
+    def cancelled() -> bool:
+        seen.append(len(backend.asked))
+        return len(backend.asked) == 3
+
+    request = Request(ids=(1,), max_new_tokens=5)
+    events = list(
+        generate(backend, request, tokenizer=tokenizer, context_tokens=99, clock=SteppingClock(), cancelled=cancelled)
+    )
+    last = events[-1]
+    assert isinstance(last, Answer)
+    assert (last.finish, last.text, len(last.ids), seen) == ("cancelled", "Hel", 3, [1, 2, 3])

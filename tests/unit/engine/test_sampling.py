@@ -152,3 +152,78 @@ def test_wrong_params_name_the_field(field: str, values: list[Any]) -> None:
     for value in values:
         with pytest.raises(UsageError, match=f"^{field} is "):
             SamplingParams(**{field: value})
+
+
+# What shapes the scores first, and which ids are left.
+
+
+def support(scores: Tensor, **params: Any) -> set[int]:
+    """Which ids come, over steps."""
+    return {sample(scores, SamplingParams(temperature=1.0, **params), step=step) for step in range(300)}
+
+
+@pytest.mark.parametrize(
+    ("top_k", "kept"), [(0, {0, 1, 2, 3}), (1, {1}), (2, {1, 2}), (3, {1, 2, 3}), (9, {0, 1, 2, 3})]
+)
+def test_top_k_keeps_so_many_of_the_likeliest(top_k: int, kept: set[int]) -> None:
+    assert support(scores_of(0.125, 0.45, 0.25, 0.175), top_k=top_k) == kept
+
+
+def test_top_k_keeps_the_lower_ids_of_equals() -> None:
+    assert support(torch.zeros(8), top_k=3) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(("min_p", "kept"), [(0.0, {0, 1, 2, 3}), (0.3, {1, 2, 3}), (0.5, {1, 2}), (1.0, {1})])
+def test_min_p_keeps_what_is_that_times_as_likely_as_the_best(min_p: float, kept: set[int]) -> None:
+    assert support(scores_of(0.125, 0.45, 0.25, 0.175), min_p=min_p) == kept
+
+
+def test_top_k_then_top_p_then_min_p() -> None:
+    """Of 0.45, 0.25, 0.175 the first two reach 0.75 of their sum, and the second is over half of the first."""
+    scores = scores_of(0.125, 0.45, 0.25, 0.175)
+    assert support(scores, top_k=3, top_p=0.75) == {1, 2}
+    assert support(scores, top_k=3, top_p=0.75, min_p=0.6) == {1}
+
+
+def test_the_penalty_makes_what_came_before_less_likely() -> None:
+    """Positive scores are divided, negative ones multiplied; an id that came twice is penalised once."""
+    scores, params = torch.tensor([2.0, 1.5, -1.0]), SamplingParams(repetition_penalty=2.0)
+    assert sampling.sample(scores, params, step=0, ids=[]).id == 0
+    assert sampling.sample(scores, params, step=0, ids=[0, 0]).id == 1
+    chosen = sampling.sample(torch.tensor([-1.0, -1.5]), params, step=0, ids=[0])
+    assert chosen.id == 1
+    assert math.isclose(chosen.logprob, -1.5 - math.log(math.exp(-2.0) + math.exp(-1.5)), rel_tol=1e-6)
+    assert scores.tolist() == [2.0, 1.5, -1.0]
+
+
+def test_a_bias_is_added_to_the_score_of_its_id() -> None:
+    scores = torch.tensor([2.0, 1.5, -1.0])
+    assert sample(scores, SamplingParams(logit_bias=((2, 4.0),)), step=0) == 2
+    assert sample(scores, SamplingParams(logit_bias=((0, -1.0), (2, 1.0))), step=0) == 1
+    with pytest.raises(UsageError, match=r"logit_bias has id 3: outside the vocabulary \[0, 3\)"):
+        sample(scores, SamplingParams(logit_bias=((3, 1.0),)), step=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_log_probability_is_that_of_the_softmax(temperature: float) -> None:
+    chosen = sampling.sample(scores_of(0.2, 0.7, 0.1), SamplingParams(temperature=temperature), step=0)
+    assert math.isclose(chosen.logprob, math.log((0.2, 0.7, 0.1)[chosen.id]), rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_k": 1.5}, "top_k is 1.5"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"min_p": math.nan}, "min_p is nan"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty is inf"),
+        ({"logit_bias": ((-1, 1.0),)}, "logit_bias has -1"),
+        ({"logit_bias": ((1, math.nan),)}, "logit_bias has 1: nan"),
+    ],
+    ids=repr,
+)
+def test_a_parameter_that_cannot_be_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SamplingParams(**fields)

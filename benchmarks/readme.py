@@ -6,10 +6,10 @@ import statistics
 import sys
 from pathlib import Path
 
+from benchmarks import identity
 from benchmarks.table import Results, bounded, cell, grade, label, markdown, memory_over, pairs
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,7 +21,11 @@ def main(arguments: list[str] | None = None) -> int:
         )
         readme = Path(asked.readme)
         old = readme.read_text(encoding="utf-8")
-        new = replaced(old, block(results, environment, _link(folder)))
+        new = replaced(old, block(results, environment, _link(folder)), "benchmark")
+        known = newest(ROOT / "evidence" / "identity")
+        new = replaced(
+            new, identity.sentence(json.loads((known / "results.json").read_text()), _link(known)), "identity"
+        )
     except (OSError, ValueError) as error:
         print(f"benchmarks.readme: {error}", file=sys.stderr)
         return 1
@@ -45,15 +49,16 @@ def newest(evidence: Path) -> Path:
     """The last folder by name (names begin with the date); ValueError where there is none."""
     folders = sorted(file.parent for file in evidence.glob("*/results.json"))
     if not folders:
-        raise ValueError(f"no results under {evidence.name}: run python -m benchmarks.torch_path")
+        raise ValueError(f"no results under {evidence.name}: run python -m benchmarks.{evidence.name}")
     return folders[-1]
 
 
-def replaced(text: str, table: str) -> str:
-    """The text with the table between its marks; ValueError where the marks are not there just once each."""
-    if (text.count(BEGIN), text.count(END)) != (1, 1) or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"the README needs one {BEGIN} and after it one {END}")
-    return text[: text.index(BEGIN) + len(BEGIN)] + f"\n{table}\n" + text[text.index(END) :]
+def replaced(text: str, table: str, name: str) -> str:
+    """The text with the table between the marks of that name; ValueError where they are not there just once each."""
+    begin, end = (f"<!-- {name}: {edge} -->" for edge in ("begin", "end"))
+    if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):
+        raise ValueError(f"the README needs one {begin} and after it one {end}")
+    return text[: text.index(begin) + len(begin)] + f"\n{table}\n" + text[text.index(end) :]
 
 
 def block(results: Results, environment: Results, link: str) -> str:

@@ -3,20 +3,44 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvouch.artefact.manifest import Manifest as Manifest
     from kvouch.cache.concat import ConcatCache as ConcatCache
     from kvouch.cache.sizing import cache_bytes as cache_bytes
     from kvouch.cache.static import StaticCache as StaticCache
+    from kvouch.contract import Hit as Hit
+    from kvouch.contract import Miss as Miss
+    from kvouch.contract import Refused as Refused
+    from kvouch.engine.audit import AuditedBackend as AuditedBackend
+    from kvouch.engine.backend import CachedBackend as CachedBackend
+    from kvouch.engine.backend import RollbackBackend as RollbackBackend
+    from kvouch.engine.backend import UncachedBackend as UncachedBackend
     from kvouch.engine.model import Model as Model
     from kvouch.engine.model import load as load
+    from kvouch.engine.transformers_backend import TransformersBackend as TransformersBackend
+    from kvouch.identity.identity import Identity as Identity
+    from kvouch.identity.keys import block_keys as block_keys
+    from kvouch.identity.keys import prefix_key as prefix_key
     from kvouch.models.forward import forward_cached as forward_cached
 
 _EXPORTS = {
+    "AuditedBackend": "kvouch.engine.audit",
+    "CachedBackend": "kvouch.engine.backend",
     "ConcatCache": "kvouch.cache.concat",
+    "Hit": "kvouch.contract",
+    "Identity": "kvouch.identity.identity",
+    "Manifest": "kvouch.artefact.manifest",
+    "Miss": "kvouch.contract",
     "Model": "kvouch.engine.model",
+    "Refused": "kvouch.contract",
+    "RollbackBackend": "kvouch.engine.backend",
     "StaticCache": "kvouch.cache.static",
+    "TransformersBackend": "kvouch.engine.transformers_backend",
+    "UncachedBackend": "kvouch.engine.backend",
+    "block_keys": "kvouch.identity.keys",
     "cache_bytes": "kvouch.cache.sizing",
     "forward_cached": "kvouch.models.forward",
     "load": "kvouch.engine.model",
+    "prefix_key": "kvouch.identity.keys",
 }
 __all__ = sorted(_EXPORTS)
 __version__ = "0.1.0"

@@ -218,7 +218,7 @@ class Miss(Verdict):
 
 @dataclass(frozen=True, kw_only=True)
 class Refused(Verdict):
-    """Something was there, and may not be used."""
+    """Nothing was reused because nothing might be: reading is off, or what was held failed an audit."""
 
 
 Progress = Callable[[str, int, int], None]

@@ -10,6 +10,7 @@ KvouchError
 │   ├── FileError           missing, empty, truncated, unreadable, or behind a link that is not followed
 │   ├── ConfigError         a config field that contradicts, is missing, or computes something unsupported
 │   ├── TensorError         tensors missing, left over, or of the wrong shape
+│   ├── ManifestMismatch    files that are not those of a manifest
 │   └── AdapterError        an adapter for another base, or with an option that is not supported
 ├── DownloadError           a model could not be had; lists what was tried
 ├── MissingExtra            an optional dependency is not installed; names the extra
@@ -67,6 +68,10 @@ class TensorError(ArtefactError):
     """Tensors are missing, left over, or of the wrong shape."""
 
 
+class ManifestMismatch(ArtefactError):
+    """A directory's files are not those of the manifest that it was checked against."""
+
+
 class AdapterError(ArtefactError):
     """An adapter is for another base, or asks for something that is not supported."""
 
@@ -100,7 +105,14 @@ class IdentityError(KvouchError):
 
 
 class StateDiverged(KvouchError):
-    """An audit found that reused state is not what computing it anew gives; the text says where it first differs."""
+    """An audit found that reused state is not what computing it anew gives; the text says where it first differs.
+
+    `divergence` is where, `held` and `computed` are the two identities.
+    """
+
+    def __init__(self, text: str, *, divergence: object, held: object, computed: object) -> None:
+        super().__init__(text)
+        self.divergence, self.held, self.computed = divergence, held, computed
 
 
 class NonFinite(KvouchError):

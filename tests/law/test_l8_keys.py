@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvouch.errors import IdentityError, InvalidIds
+from kvouch.errors import IdentityError, InvalidIds, UsageError
 from kvouch.identity.identity import AdapterIdentity, Identity
 from kvouch.identity.keys import block_keys, boundary_keys, pack_ids, prefix_key
 
@@ -131,7 +131,7 @@ def test_a_record_comes_back_and_a_changed_one_does_not() -> None:
             Identity.from_dict(other)
         with pytest.raises(IdentityError):
             Identity.from_dict({key: value for key, value in record.items() if key != name})
-    with pytest.raises(IdentityError, match="schema 'kvouch/identity/2'"):
+    with pytest.raises(IdentityError, match="an identity of schema kvouch/identity/1 is needed"):
         Identity.from_dict({**record, "schema": "kvouch/identity/2"})
 
 
@@ -165,5 +165,30 @@ def test_a_root_that_is_no_digest_is_refused(root: Any) -> None:
 
 @pytest.mark.parametrize("block", [0, -1, 1.5, True])
 def test_a_block_has_a_whole_number_of_tokens(block: Any) -> None:
-    with pytest.raises(IdentityError, match="block_tokens"):
+    with pytest.raises(UsageError, match="block_tokens"):
         block_keys(PLAIN, [1, 2], block)
+
+
+@pytest.mark.parametrize("ids", [None, 5, "abc", {1: 2}, {1}], ids=repr)
+def test_what_is_no_sequence_of_ids_is_refused(ids: Any) -> None:
+    with pytest.raises(InvalidIds, match="a sequence of whole numbers"):
+        prefix_key(PLAIN, ids)
+
+
+def test_bytes_are_ids_one_by_one() -> None:
+    assert prefix_key(PLAIN, bytes([1, 0, 0, 0])) == prefix_key(PLAIN, [1, 0, 0, 0]) != prefix_key(PLAIN, [1])
+
+
+@pytest.mark.parametrize("lengths", [[5], [4, 2], [-1], [1, 3]], ids=repr)
+def test_a_key_of_ids_that_are_not_there_is_refused(lengths: list[int]) -> None:
+    with pytest.raises(UsageError, match="ascending ones from 0 to 2"):
+        boundary_keys(PLAIN, [1, 2], lengths)
+
+
+@pytest.mark.parametrize("wrong", [1, float("nan"), None], ids=repr)
+def test_an_adapter_has_a_text_and_a_float(wrong: Any) -> None:
+    with pytest.raises(IdentityError, match="scale of an adapter"):
+        AdapterIdentity(digest="a", scale=wrong)
+    with pytest.raises(IdentityError, match="digest of an adapter"):
+        AdapterIdentity(digest=wrong, scale=1.0)
+    assert AdapterIdentity(digest="a", scale=-0.0).scale.hex() == "0x0.0p+0"

@@ -39,12 +39,16 @@ class ArtefactFiles:
             inside = PurePosixPath(Path(folder).relative_to(self.directory).as_posix())
             linked = [name for name in folders if Path(folder, name).is_symlink()]
             found += [str(inside / name) for name in [*files, *linked] if not name.startswith(".")]
-        alike = [name for name, count in Counter(name.casefold() for name in found).items() if count > 1]
-        if alike:
-            same = sorted(name for name in found if name.casefold() == alike[0])
-            raise FileError(
-                f"{self.directory}: {same} differ only in case: another system would take one for the other"
-            )
+        spellings: dict[str, set[str]] = {}
+        for name in found:
+            if not name.isprintable():
+                raise FileError(f"{self.directory}: {name!r} is a name that no manifest can hold; rename the file")
+            for path in (PurePosixPath(name), *PurePosixPath(name).parents):
+                spellings.setdefault(str(path).casefold(), set()).add(str(path))
+        for same in spellings.values():
+            if len(same) > 1:
+                names = sorted(same)
+                raise FileError(f"{self.directory}: {names} differ only in case: elsewhere one is taken for the other")
         return sorted(found)
 
     def exists(self, name: str) -> bool:
@@ -62,7 +66,7 @@ class ArtefactFiles:
             raise FileError(f"{path}: cannot be read ({_reason(error)})") from error
         if folder != path.parent or not folder.is_relative_to(self.directory):
             raise FileError(f"{path}: not a plain file name of {self.directory}")
-        if path.is_symlink() and real.parent != self._blobs():
+        if path.is_symlink() and not self._is_blob(path, real):
             raise FileError(f"{path}: a link to {real}, outside this hub repository's blobs/; copy the file instead")
         if not stat.S_ISREG(status.st_mode):
             raise FileError(f"{path}: not a regular file")
@@ -105,9 +109,11 @@ class ArtefactFiles:
     def _unlisted(self, error: OSError) -> None:
         raise FileError(f"{error.filename}: cannot be listed ({error.strerror})") from error
 
-    def _blobs(self) -> Path | None:
-        snapshots = self.directory.parent
-        return snapshots.parent / "blobs" if snapshots.name == "snapshots" else None
+    def _is_blob(self, link: Path, real: Path) -> bool:
+        """Whether a link goes straight to a file of the blobs/ beside the hub's snapshots."""
+        snapshots = next((one for one in (self.directory, *self.directory.parents) if one.name == "snapshots"), None)
+        target = Path(os.path.normpath(link.parent / os.readlink(link)))
+        return snapshots is not None and target == real and real.parent == snapshots.parent / "blobs"
 
 
 def parse_object(text: str, where: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ computation (README, licence) is listed and left out of the digest; so are the f
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,8 @@ from kvouch.errors import ConfigError, FileError
 
 SCHEMA = "kvouch/manifest/1"
 Role = Literal["weights", "config", "tokenizer", "template", "adapter", "other"]
+MODEL: tuple[Role, ...] = ("weights", "config", "tokenizer", "template")
+MATTERING: tuple[Role, ...] = (*MODEL, "adapter")
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -95,13 +97,13 @@ class Manifest:
 
     @classmethod
     def of(cls, directory: str | Path) -> Self:
-        """Of a directory, every file read and hashed. Raises FileError and ConfigError."""
-        return cls.of_files(ArtefactFiles(Path(directory)), others=True)
+        """Of a directory, every file read and hashed but those whose names begin with a dot; raises ArtefactError."""
+        return cls.of_files(ArtefactFiles(Path(directory)), get_args(Role))
 
     @classmethod
-    def of_files(cls, files: ArtefactFiles, *, others: bool = False) -> Self:
-        """Of files, of which those already read are not read again; with `others` those without a role too."""
-        roles = {name: role for name, role in roles_of(files).items() if others or role != "other"}
+    def of_files(cls, files: ArtefactFiles, kept: Collection[Role]) -> Self:
+        """Of the files of some roles; what was read of them already is not read again."""
+        roles = {name: role for name, role in roles_of(files).items() if role in kept}
         with ThreadPoolExecutor(READERS) as pool:
             return cls(files=tuple(pool.map(lambda item: _described(files, *item), roles.items())))
 
@@ -116,7 +118,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """One digest over every file that matters."""
-        return self.part("weights", "config", "tokenizer", "template", "adapter")
+        return self.part(*MATTERING)
 
     def differences(self, other: "Manifest") -> list[FileDifference]:
         """Paths that the two say different things of: what matters first, then by path."""
@@ -140,7 +142,7 @@ class Manifest:
             files = tuple(_parsed(entry) for entry in fields["files"])
             found = cls(files=files)
             if found.digest != fields["digest"] or [f.path for f in files] != sorted({f.path for f in files}):
-                raise ValueError("the digest is not that of the files")
+                raise ValueError("its digest is not that of its files, or their paths are not in order")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FileError(
                 f"{where}: not a whole manifest ({error}); write it again with `kvouch manifest`"
@@ -172,7 +174,10 @@ def weight_files(files: ArtefactFiles) -> list[str]:
     weight_map = files.json(INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ConfigError(f"{files.directory / INDEX}: weight_map must map tensor names to file names")
-    return sorted(set(weight_map.values()))
+    names = set(weight_map.values())
+    if unknown := sorted(names - set(files.names())):
+        raise ConfigError(f"{files.directory / INDEX}: weight_map names {unknown[:3]}: no such files here")
+    return sorted(names)
 
 
 def _described(files: ArtefactFiles, name: str, role: Role) -> ManifestFile:

@@ -80,6 +80,8 @@ class HashedFile:
             if kind is None:
                 while self.position < self.size:  # what the caller had no use for belongs to the file as well
                     self.read(min(CHUNK_BYTES, self.size - self.position))
+                    if self._hashing is not None:
+                        self._hashing.result()  # or what waits to be hashed would fill the memory
         finally:
             self._thread.shutdown(cancel_futures=kind is not None)
             after = _version(self._file.fileno())

@@ -83,6 +83,6 @@ def answer_fields(answer: "Answer") -> dict[str, Any]:
     }
 
 
-def model_fields(model: "Model") -> dict[str, Any]:
+def model_fields(model: "Model", grade: "Grade") -> dict[str, Any]:
     """What --json prints of a model."""
-    return {"model": model.name, "dtype": str(model.dtype).removeprefix("torch."), "grade": str(model.grade)}
+    return {"model": model.name, "dtype": str(model.dtype).removeprefix("torch."), "grade": str(grade)}

@@ -66,7 +66,8 @@ def ask(
         for question, request in zip(questions, requests, strict=True)
     ]
     if as_json:
-        typer.echo(json.dumps(_all_fields(model, documents, shared, fields), ensure_ascii=False))
+        head = answers.model_fields(model, served.model.grade)
+        typer.echo(json.dumps({**head, **_all_fields(documents, shared, fields)}, ensure_ascii=False))
 
 
 def read_document(path: Path) -> str:
@@ -147,11 +148,8 @@ def _answer(
     return {"question": question, **answers.answer_fields(answer), **times}
 
 
-def _all_fields(
-    model: "Model", documents: list[Path], shared: "SharedPrefix", fields: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _all_fields(documents: list[Path], shared: "SharedPrefix", fields: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        **answers.model_fields(model),
         "documents": [str(path) for path in documents],
         "shared": {
             "tokens": len(shared.ids),

@@ -76,7 +76,7 @@ def chat(
         as_json=as_json,
     )
     if interactive:
-        answers.note(f"{model.name}, {model.grade}. Ctrl-C stops an answer, Ctrl-D ends.")
+        answers.note(f"{model.name}, {served.model.grade}. Ctrl-C stops an answer, Ctrl-D ends.")
     conversation = Conversation.begin(system)
     for line in _terminal_lines() if interactive else _piped_lines():
         if line.strip() == "/exit":
@@ -124,9 +124,9 @@ def _turn(session: _Session, conversation: "Conversation", text: str) -> "Conver
         return conversation
     finally:
         session.bar.close()
-    session.served.answered()
     _print(session, answer.text, {"question": text, **answers.answer_fields(answer)})
     answers.note_answer(answer, session.served.model.grade, first_token_s=answer.first_token_s)
+    session.served.answered()
     return asked.answered(answer.ids, answer.text)
 
 

@@ -1,13 +1,15 @@
 """In what two things differ, in lines. Knows manifests, identities and verdicts by what they say; loads no model."""
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvouch.artefact.files import parse_object
 from kvouch.artefact.manifest import NOT_COMPUTING, FileDifference, Manifest
 from kvouch.artefact.manifest import SCHEMA as MANIFEST
+from kvouch.digest import canonical_json
 from kvouch.errors import FileError, UsageError
 from kvouch.identity.identity import SCHEMA as IDENTITY
 from kvouch.identity.identity import Identity
@@ -23,10 +25,15 @@ def read(path: Path) -> Manifest | Identity | Mapping[str, Any]:
         raise FileError(f"{path}: cannot be read ({error})") from error
     if fields.get("schema") == MANIFEST:
         return Manifest.from_dict(fields, str(path))
-    if fields.get("schema") == IDENTITY:
-        return Identity.from_dict(fields)
-    if "kind" in fields and "reason" in fields:
-        return fields
+    model = fields.get("model")  # as `kvouch info --json` prints it
+    record = model.get("identity") if isinstance(model, dict) else fields
+    if isinstance(record, dict) and record.get("schema") == IDENTITY:
+        return Identity.from_dict(record, str(path))
+    for inner in (fields, fields.get("verdict")):  # as --json prints it in an answer
+        if isinstance(inner, dict) and "kind" in inner and "reason" in inner:
+            return inner
+    if "schema" in fields:
+        raise FileError(f"{path}: schema {fields['schema']!r}; this kvouch reads {MANIFEST} and {IDENTITY}")
     raise FileError(f"{path}: neither a directory, a manifest, an identity nor a verdict")
 
 
@@ -57,7 +64,8 @@ def of_identities(ours: Identity, theirs: Identity) -> list[str]:
     for fields in (a, b):
         del fields["digest"]
         for name in ("config", "positions"):
-            fields[name] = json.loads(fields[name])
+            with contextlib.suppress(ValueError):
+                fields[name] = json.loads(fields[name])
     return of_fields(a, b)
 
 
@@ -68,9 +76,7 @@ def of_fields(ours: Mapping[str, Any], theirs: Mapping[str, Any], inside: str = 
         a, b = ours.get(name), theirs.get(name)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             lines += of_fields(a, b, f"{inside}{name}.")
-        elif a != b:
-            lines.append(f"{inside}{name}: {_shown(a)}, {_shown(b)}")
+        elif canonical_json(a) != canonical_json(b) or (name in ours) != (name in theirs):
+            shown = (json.dumps(one[name], ensure_ascii=False) if name in one else "absent" for one in (ours, theirs))
+            lines.append(f"{inside}{name}: {', '.join(shown)}")
     return lines
-
-
-_shown: Callable[[Any], str] = json.dumps

@@ -29,7 +29,6 @@ def generate(
     threads: options.ThreadsOption = None,
     adapter: options.AdapterOption = None,
     adapter_scale: options.AdapterScaleOption = 1.0,
-    fingerprint_every: options.FingerprintOption = 0,
     temperature: options.TemperatureOption = 0.0,
     top_k: options.TopKOption = 0,
     top_p: options.TopPOption = 1.0,
@@ -58,7 +57,7 @@ def generate(
         given = tokenizer_of(model, "give token ids with --ids").encode(prompt or "")
     stop_ids = model.tokenizer.stop_ids if model.tokenizer is not None else plan.stop_ids
     request = replace(plan, ids=tuple(given), stop_ids=stop_ids)
-    served = bind(model, adapter=adapter, scale=adapter_scale, fingerprint_every=fingerprint_every)
+    served = bind(model, adapter=adapter, scale=adapter_scale)
     bar = PrefillBar()
     backend = RollbackBackend(served.model, capacity=len(given) + max_new_tokens, progress=bar)
     write = answers.write_nothing if as_json else answers.write_text if model.tokenizer is not None else _write_id
@@ -66,9 +65,12 @@ def generate(
         answer = answers.run(model, backend, request, write)
     finally:
         bar.close()
-    served.answered()
     if as_json:
-        fields = {**answers.model_fields(model), "prompt_ids": given, **answers.answer_fields(answer)}
+        fields = {
+            **answers.model_fields(model, served.model.grade),
+            "prompt_ids": given,
+            **answers.answer_fields(answer),
+        }
         typer.echo(json.dumps(fields, ensure_ascii=False))
         return
     answers.end_line(answer.text)

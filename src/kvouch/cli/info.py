@@ -74,6 +74,7 @@ def model_fields(model: "Model") -> dict[str, Any]:
         "weights_packed": any(tensor.is_mkldnn for tensor in model.weights.tensors()),
         "cache_bytes_per_position": cache_bytes(config, 1, 1, model.dtype),
         "grade": str(model.grade),
+        "identity": model.identity().to_dict(),
         "linear_rows": arithmetic.linear_rows,
         "attention_rows": arithmetic.attention_rows,
     }
@@ -92,5 +93,7 @@ def _readable(value: object) -> str:
             return f"{value:,}"
         case list():
             return ", ".join(map(str, value)) or "none"
+        case dict():
+            return f"{value['digest'][:24]}... (--json: all of it)"
         case _:
             return str(value)

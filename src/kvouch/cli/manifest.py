@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from kvouch.artefact.manifest import Manifest, dumps
-from kvouch.errors import IdentityError
+from kvouch.errors import ManifestMismatch
 
 
 def manifest(
@@ -20,7 +20,7 @@ def manifest(
     if check is not None:
         wanted = Manifest.read(check)
         if wanted.digest != found.digest:
-            raise IdentityError(f"{directory} is not what {check} says: {wanted.differences(found)[0]}")
+            raise ManifestMismatch(f"{check} (first) and {directory} (second) differ: {wanted.differences(found)[0]}")
     if as_json:
         typer.echo(dumps(found), nl=False)
         return

@@ -36,10 +36,12 @@ def open_model(name: str, *, dtype: Dtype, device: str, threads: int | None) -> 
     return model
 
 
-def bind(model: "Model", *, adapter: Path | None, scale: float, fingerprint_every: int) -> "Served":
+def bind(model: "Model", *, adapter: Path | None, scale: float, fingerprint_every: int = 0) -> "Served":
     """The model with an adapter, if one is asked for; UsageError for a number of requests that cannot be."""
     if fingerprint_every < 0:
         raise UsageError(f"fingerprint-every is {fingerprint_every}; give 0 (never) or a number of requests")
+    if adapter is None and scale != 1.0:
+        raise UsageError("--adapter-scale needs an --adapter")
     name = model.load_adapter(adapter, scale=scale) if adapter is not None else None
     return Served(model.bind(adapter=name), fingerprint_every)
 
@@ -51,10 +53,13 @@ class Served:
         self.model, self._every, self._requests = model, every, 0
 
     def answered(self) -> None:
-        """Counts a request."""
+        """Counts a request; says so where the probe now gives other bits than before."""
         self._requests += 1
         if self._every and self._requests % self._every == 0:
+            before = self.model.identity()
             self.model.fingerprint()
+            if self.model.identity() != before:
+                note("  the model computes other numbers than before: nothing that was held is reused")
 
 
 def set_threads(threads: int | None) -> None:

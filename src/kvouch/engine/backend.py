@@ -32,15 +32,22 @@ class Backend(Protocol):
         """Float32 scores [V] of the id that follows `ids`; the caller keeps the list, and may change it afterwards."""
 
 
+class Computing(Protocol):
+    """One computation, the same for as long as it is held."""
+
+    @property
+    def identity(self) -> Identity: ...
+    @property
+    def grade(self) -> Grade: ...
+    def forward(self, ids: Sequence[int], cache: KVCache, *, scores: Rows) -> Tensor | None: ...
+
+
 class Computes(Protocol):
     """What a backend asks of a model: `Model` itself, or a model bound to an adapter and a salt."""
 
     @property
     def config(self) -> ModelConfig: ...
-    @property
-    def grade(self) -> Grade: ...
-    def identity(self) -> Identity: ...
-    def forward(self, ids: Sequence[int], cache: KVCache, *, scores: Rows) -> Tensor | None: ...
+    def current(self) -> Computing: ...
     def concat_cache(self) -> KVCache: ...
     def static_cache(self, capacity: int) -> KVCache: ...
 
@@ -73,13 +80,14 @@ class UncachedBackend:
     def compute(self, ids: Sequence[int]) -> tuple[Tensor, KVCache]:
         """Scores [V], and the keys and values that they were computed with."""
         asked, self.verdict = list(ids), NOTHING_ASKED
-        check_ids(asked, self._model.config)
-        cache = self._model.concat_cache()
-        scores = _scores(self._model.forward(asked, cache, scores="last"))
+        check_types(asked)
+        check_range(asked, self._model.config)
+        now, cache = self._model.current(), self._model.concat_cache()
+        scores = _scores(now.forward(asked, cache, scores="last"))
         self.counters.calls += 1
         self.counters.positions += len(asked)
         self.verdict = Miss(
-            reused_tokens=0, computed_tokens=len(asked), reason=Reason(cause="reuse off"), grade=self._model.grade
+            reused_tokens=0, computed_tokens=len(asked), reason=Reason(cause="reuse off"), grade=now.grade
         )
         return scores, cache
 
@@ -103,13 +111,14 @@ class CachedBackend:
     ) -> None:
         """On a cache that `new_cache` makes; by default a static one for `capacity` positions, which grows.
 
-        Without `read` a call reuses nothing; without `write` it leaves what was held before it.
+        Without `read` a call reuses nothing; without `write` it leaves what was held before it, and works on a copy
+        (what a call computed is computed again by the next).
         """
         self._model, self._progress = model, progress
         self._read, self._write = read, write
         room = min(capacity, model.config.max_position_embeddings)
         self._new_cache = new_cache if new_cache is not None else partial(model.static_cache, room)
-        self._state = State(identity=model.identity(), cache=self._new_cache())
+        self._state = State(identity=model.current().identity, cache=self._new_cache())
         self._quarantined = False
         self.counters = Counters()
         self.verdict: Verdict = NOTHING_ASKED
@@ -125,11 +134,12 @@ class CachedBackend:
 
     def adopt(self, state: State) -> None:
         """Takes over a state that is to be judged like any other: by its identity and its ids."""
-        self._state = state.fork()
+        self._state, self._quarantined = state.fork(), False
 
     def quarantine(self) -> None:
         """Gives up what is held; the next call is told that it was refused."""
-        self._quarantined = bool(self._state.ids)
+        own = self._state.identity.salt == self._model.current().identity.salt  # another tenant's is no entry
+        self._quarantined |= bool(self._state.ids) and own
         self._state.keep(0)
 
     @property
@@ -146,7 +156,7 @@ class CachedBackend:
         return _scores(self._answer(ids, rows="last"))
 
     def prefill(self, ids: Sequence[int]) -> Verdict:
-        """Fills the cache for `ids` without scores; what it already holds is not computed again."""
+        """Fills the cache for `ids` without scores; what can be reused is not computed again."""
         self._answer(ids, rows="none")
         return self.verdict
 
@@ -154,6 +164,7 @@ class CachedBackend:
         """An independent backend that holds the same positions; its counters begin anew."""
         twin = copy.copy(self)
         twin._state, twin.counters, twin.verdict = self._state.fork(), Counters(), NOTHING_ASKED
+        twin._quarantined = False
         return twin
 
     def _usable(self, found: Match, held: int, asked: int, rows: Rows) -> int:
@@ -162,19 +173,20 @@ class CachedBackend:
 
     def _answer(self, ids: Sequence[int], *, rows: Rows) -> Tensor | None:
         asked, self.verdict = list(ids), NOTHING_ASKED
-        identity, state = self._model.identity(), self._state
-        found = match(state, identity, asked)
-        check_ids(asked, self._model.config, first=found.tokens)
+        check_types(asked)
+        now, state = self._model.current(), self._state
+        found = match(state, now.identity, asked)
+        check_range(asked, self._model.config, first=found.tokens)
         reused = self._usable(found, len(state.ids), len(asked), rows) if self._read else 0
         thrown_away = bool(state.ids) and not reused and self._write
         scores = None
         if reused < len(asked):
-            scores = self._compute(self._ready(identity, reused), asked, reused, rows)
+            scores = self._compute(now, self._ready(now.identity, reused), asked, reused, rows)
         self.counters.calls += 1
         self.counters.reuses += reused > 0
         self.counters.resets += thrown_away
         self.counters.positions += len(asked) - reused
-        self.verdict = self._judged(found, reused, len(asked) - reused)
+        self.verdict = self._judged(found, reused, len(asked) - reused, now.grade)
         return scores
 
     def _ready(self, identity: Identity, reused: int) -> State:
@@ -188,7 +200,7 @@ class CachedBackend:
             self._state = state
         return state
 
-    def _judged(self, found: Match, reused: int, computed: int) -> Verdict:
+    def _judged(self, found: Match, reused: int, computed: int, grade: Grade) -> Verdict:
         kind: type[Verdict] = Hit if reused else Miss
         reason = found.reason
         if self._quarantined or not self._read:
@@ -198,18 +210,18 @@ class CachedBackend:
             reused_tokens=reused,
             computed_tokens=computed,
             reason=reason,
-            operator_reason=found.operator,
-            grade=self._model.grade,
+            operator_reason=found.operator_reason,
+            grade=grade,
         )
 
-    def _compute(self, state: State, asked: list[int], first: int, rows: Rows) -> Tensor | None:
+    def _compute(self, now: Computing, state: State, asked: list[int], first: int, rows: Rows) -> Tensor | None:
         """Computes [first, len(asked)) behind the kept [0, first); afterwards the state holds just `asked`."""
         scores = None
         try:
             self._make_room(state, len(asked))
             for start, stop in _pieces(first, len(asked)):
                 last = stop == len(asked)
-                scores = self._model.forward(asked[start:stop], state.cache, scores=rows if last else "none")
+                scores = now.forward(asked[start:stop], state.cache, scores=rows if last else "none")
                 if self._progress is not None and len(asked) - first > TILE:
                     self._progress("prefill", stop - first, len(asked) - first)
             state.ids.extend(asked[first:])
@@ -240,14 +252,10 @@ class RollbackBackend(CachedBackend):
         return found.tokens if rows == "none" else min(found.tokens, asked - 1)
 
 
-def check_ids(asked: list[int], config: ModelConfig, *, first: int = 0) -> None:
+def check_range(asked: list[int], config: ModelConfig, *, first: int = 0) -> None:
     """Raises before any work; ids before `first` equal held ones, which were checked when they came."""
-    if not asked:
-        raise InvalidIds("ids are empty: give at least one")
     for index in range(first, len(asked)):
         value = asked[index]
-        if type(value) is not int:
-            raise InvalidIds(f"ids[{index}] is {value!r}: a whole number (a Python int) is needed")
         if not 0 <= value < config.vocab_size:
             raise InvalidIds(f"ids[{index}] is {value}: outside the vocabulary [0, {config.vocab_size})")
     context = config.max_position_embeddings
@@ -255,6 +263,15 @@ def check_ids(asked: list[int], config: ModelConfig, *, first: int = 0) -> None:
         raise ContextOverflow(
             f"{len(asked):,} ids asked, {context:,} in the model's context: {len(asked) - context:,} too many"
         )
+
+
+def check_types(asked: list[int]) -> None:
+    """InvalidIds for an empty list, or the first that is no Python int: `==` takes True, 1.0 and arrays for one."""
+    if not asked:
+        raise InvalidIds("ids are empty: give at least one")
+    if set(map(type, asked)) - {int}:
+        index, value = next((index, one) for index, one in enumerate(asked) if type(one) is not int)
+        raise InvalidIds(f"ids[{index}] is {value!r}: a whole number (a Python int) is needed")
 
 
 def _scores(found: Tensor | None) -> Tensor:

@@ -4,7 +4,10 @@ Knows packed weights and what they give; knows nothing of requests. What is seen
 docs/identity.md.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from operator import is_
+from threading import Lock, RLock
 
 import torch
 from torch import Tensor
@@ -12,6 +15,7 @@ from torch import Tensor
 from kvouch.cache.concat import ConcatCache
 from kvouch.contract import Grade, KVCache, Rows
 from kvouch.digest import Digest, canonical_json
+from kvouch.errors import UsageError
 from kvouch.loader.probed import Probed
 from kvouch.models.forward import forward_cached
 from kvouch.models.step import TorchWeights
@@ -22,83 +26,34 @@ PROBED_LAYERS = 2  # the second layer's keys depend on everything that the first
 MEMORY_SCHEMA = "kvouch/memory/1"
 
 
-class Computation:
-    """The weights of a model, with or without an adapter; measured when made, and again when something moved.
+class Watch:
+    """Tells whether tensors are those that were read from files: the same objects, at the same versions.
 
-    `changed` is None as long as the tensors are those that were loaded, and afterwards a digest of their bytes.
+    Every write that torch sees counts, for as long as the tensors live.
     """
 
-    def __init__(self, weights: TorchWeights, dtype: torch.dtype, device: torch.device) -> None:
-        self.weights, self._dtype, self._device = weights, dtype, device
-        self.changed: str | None = None
-        self._watch = Watch(weights.tensors)
-        self._measure()
-
-    def settle(self) -> None:
-        """Looks at every tensor's version and at the number of threads; measures again where either moved."""
-        moved = self._watch.moved()
-        if moved:
-            self.changed = memory_digest(self.weights.tensors())
-        if moved or torch.get_num_threads() != self.threads:
-            self._measure()
-
-    def take_fingerprint(self) -> str:
-        """Computes the probe again; `numerics` becomes what it says. Returns its digest."""
-        taken = self._fingerprint()
-        self._take(taken)
-        return taken.digest
-
-    def forward(self, ids: Tensor, cache: KVCache, scores: Rows) -> Tensor | None:
-        """`forward_cached` on ids [B, T]."""
-        return forward_cached(ids, self.weights, self.weights.config, cache, scores=scores)
-
-    def _measure(self) -> None:
-        config = self.weights.config
-        first = Probed(self.weights, PROBED_LAYERS, self._dtype, self._device)
-        whole = Probed(self.weights, config.num_hidden_layers, self._dtype, self._device)
-        result = probe(self._ids(), layers=first, model=whole)
-        self.weights.arithmetic = result.arithmetic
-        self.grade: Grade = result.grade
-        self.threads = torch.get_num_threads()
-        self._first: Fingerprint = self._fingerprint()
-        self._take(self._first)
-
-    def _take(self, taken: Fingerprint) -> None:
-        if self.grade.name == "bitwise":
-            self.numerics = f"bits:{taken.digest}"
-        elif taken.difference(self._first) <= self.grade.tolerance:
-            self.numerics = f"names:{numerics_names(self._device)}"
-        else:
-            self.numerics = f"moved:{taken.digest}"
-
-    def _fingerprint(self) -> Fingerprint:
-        cache = ConcatCache(self.weights.config, dtype=self._dtype, device=self._device)
-        return fingerprint(self.forward, cache, self._ids(), self.weights.tables)
-
-    def _ids(self) -> Tensor:
-        return probe_ids(self.weights.config.vocab_size, self.weights.config.max_position_embeddings, self._device)
-
-
-class Watch:
-    """Tells whether tensors are still the same objects, at the same versions: every write that torch sees counts."""
-
-    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
+    def __init__(self, tensors: Callable[[], list[Tensor]]) -> None:
         self._tensors = tensors
-        self._seen: list[Tensor] = []
-        self._versions: list[int] = []
-        self.moved()
+        self._seen = tensors()
+        self._versions = [tensor._version for tensor in self._seen]
+        self._changed: str | None = None
+        self._lock = Lock()
 
-    def moved(self) -> bool:
-        """Whether any tensor was written to, or replaced, since the last look."""
-        now = list(self._tensors())
-        versions = [tensor._version for tensor in now]
-        same = versions == self._versions and all(map(_is, now, self._seen))
-        self._seen, self._versions = now, versions
-        return not same
+    def look(self) -> str | None:
+        """None as long as nothing was written to or replaced, and afterwards a digest of the bytes in memory.
 
-
-def _is(a: Tensor, b: Tensor) -> bool:
-    return a is b
+        Raises UsageError for a tensor without a version. Whatever raises leaves the change to be found again.
+        """
+        with self._lock:
+            now = self._tensors()
+            try:
+                versions = [tensor._version for tensor in now]
+            except RuntimeError as error:
+                raise UsageError("a weight was replaced by one made in inference mode, which has no version") from error
+            if versions != self._versions or not all(map(is_, now, self._seen)):
+                self._changed = memory_digest(now)
+                self._seen, self._versions = now, versions
+            return self._changed
 
 
 def memory_digest(tensors: Iterable[Tensor]) -> str:
@@ -107,6 +62,85 @@ def memory_digest(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         add_tensor(digest, tensor)
     return digest.hex()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was found out about weights, and of which state of them."""
+
+    changes: tuple[str | None, ...]  # of each watch
+    threads: int
+    grade: Grade
+    baseline: Fingerprint  # the first of these changes: at grade `within` later ones are compared with it
+    numerics: str  # the identity's
+
+
+class Computation:
+    """The weights of a model, with or without an adapter; measured when made, and again when something moved."""
+
+    def __init__(
+        self, weights: TorchWeights, dtype: torch.dtype, device: torch.device, watches: Sequence[Watch]
+    ) -> None:
+        """`watches` look at all tensors of the weights: the base's first."""
+        self.weights, self._dtype, self._device, self._watches = weights, dtype, device, watches
+        self._lock = RLock()  # who comes while another thread measures waits for what it finds
+        self.measured = self._measure(self._look(), None)
+
+    def settle(self) -> Measured:
+        """Looks at every tensor's version and at the number of threads; measures again where either moved."""
+        with self._lock:
+            changes, before = self._look(), self.measured
+            if changes != before.changes:
+                self.measured = self._measure(changes, None)
+            elif torch.get_num_threads() != before.threads:
+                self.measured = self._measure(changes, before.baseline)
+            return self.measured
+
+    def settle_threads(self) -> None:
+        """The same for the number of threads alone."""
+        if torch.get_num_threads() != self.measured.threads:
+            self.settle()
+
+    def take_fingerprint(self) -> str:
+        """Computes the probe again; the identity's numerics become what it says. Returns its digest."""
+        with self._lock:
+            before, taken = self.settle(), self._fingerprint()
+            numerics = self._numerics(before.grade, taken, before.baseline)
+            if numerics != before.numerics:
+                self.measured = replace(before, numerics=numerics)
+            return taken.digest
+
+    def forward(self, ids: Tensor, cache: KVCache, scores: Rows) -> Tensor | None:
+        """`forward_cached` on ids [B, T]."""
+        return forward_cached(ids, self.weights, self.weights.config, cache, scores=scores)
+
+    def _look(self) -> tuple[str | None, ...]:
+        return tuple(watch.look() for watch in self._watches)
+
+    def _measure(self, changes: tuple[str | None, ...], baseline: Fingerprint | None) -> Measured:
+        config, threads = self.weights.config, torch.get_num_threads()
+        first = Probed(self.weights, PROBED_LAYERS, self._dtype, self._device)
+        whole = Probed(self.weights, config.num_hidden_layers, self._dtype, self._device)
+        result = probe(self._ids(), layers=first, model=whole)
+        self.weights.arithmetic = result.arithmetic
+        taken = self._fingerprint()
+        baseline = baseline or taken
+        numerics = self._numerics(result.grade, taken, baseline)
+        return Measured(changes=changes, threads=threads, grade=result.grade, baseline=baseline, numerics=numerics)
+
+    def _numerics(self, grade: Grade, taken: Fingerprint, baseline: Fingerprint) -> str:
+        if grade.name == "bitwise":
+            return f"bits:{taken.digest}"
+        if taken.difference(baseline) <= grade.tolerance:
+            return f"names:{numerics_names(self._device)}"
+        return f"moved:{taken.digest}"
+
+    def _fingerprint(self) -> Fingerprint:
+        cache = ConcatCache(self.weights.config, dtype=self._dtype, device=self._device)
+        return fingerprint(self.forward, cache, self._ids(), self.weights.tables)
+
+    def _ids(self) -> Tensor:
+        return probe_ids(self.weights.config.vocab_size, self.weights.config.max_position_embeddings, self._device)
 
 
 def numerics_names(device: torch.device) -> str:

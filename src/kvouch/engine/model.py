@@ -1,20 +1,20 @@
 """A loaded model: what computes, under which identity, with which adapters. Knows no request and holds no cache."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvouch.cache.concat import ConcatCache
 from kvouch.cache.static import StaticCache
-from kvouch.contract import Grade, KVCache, Progress, Rows
+from kvouch.contract import TILE, Grade, KVCache, Progress, Rows
 from kvouch.digest import canonical_json
-from kvouch.engine.computation import Computation
+from kvouch.engine.backend import RollbackBackend
+from kvouch.engine.computation import Computation, Measured, Watch
 from kvouch.errors import InvalidIds, UnknownAdapter, UsageError
 from kvouch.identity.identity import AdapterIdentity, Identity
 from kvouch.loader.adapter import read_adapter
@@ -25,15 +25,15 @@ from kvouch.models.config import ModelConfig
 from kvouch.models.lora import Parts, adapted
 from kvouch.models.step import TorchWeights
 
-if TYPE_CHECKING:
-    from kvouch.engine.backend import RollbackBackend
+LARGEST = 3e38  # of a scale: corrections are computed in float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedAdapter:
-    """An adapter in memory: its corrections at scale 1, who it is, and the model with it."""
+    """An adapter in memory: its corrections at scale 1, who it is by its files, and the model with it."""
 
     parts: Parts
+    watch: Watch
     identity: AdapterIdentity
     computation: Computation
 
@@ -50,10 +50,11 @@ class Model:
         self.tokenizer = checkpoint.tokenizer
         self.dtype, self.device = checkpoint.dtype, checkpoint.device
         self.manifest = checkpoint.manifest
-        self._base = Computation(checkpoint.weights, self.dtype, self.device)
+        self._watch = Watch(checkpoint.weights.tensors)
+        self._base = Computation(checkpoint.weights, self.dtype, self.device, [self._watch])
         self._adapters: dict[str, LoadedAdapter] = {}
         self._fixed = _fixed_fields(checkpoint)
-        self._identities: dict[tuple[str | None, str], Identity] = {}
+        self._identities: dict[str | None, tuple[Measured, Identity]] = {}
 
     @property
     def weights(self) -> TorchWeights:
@@ -61,23 +62,19 @@ class Model:
 
     @property
     def grade(self) -> Grade:
-        return self._base.grade
+        return self._base.measured.grade
 
     @property
     def threads(self) -> int:
         """How many threads torch computed with when the grade was measured."""
-        return self._base.threads
+        return self._base.measured.threads
 
     # What is computed.
 
-    def forward(
-        self, ids: Tensor | Sequence[int], cache: KVCache, *, scores: Rows = "last", adapter: str | None = None
-    ) -> Tensor | None:
+    def forward(self, ids: Tensor | Sequence[int], cache: KVCache, *, scores: Rows = "last") -> Tensor | None:
         """`forward_cached` on ids [B, T], or on one sequence of ids; with another number of threads, probes first."""
-        computation = self._computation(adapter)
-        if torch.get_num_threads() != computation.threads:
-            computation.settle()
-        return computation.forward(self.to_ids(ids), cache, scores)
+        self._base.settle_threads()
+        return self._base.forward(self.to_ids(ids), cache, scores)
 
     def to_ids(self, ids: Tensor | Sequence[int]) -> Tensor:
         """Int64 [B, T] on the model's device; InvalidIds where they are no whole numbers."""
@@ -95,27 +92,30 @@ class Model:
 
     # Who it is.
 
+    def current(self, *, adapter: str | None = None, salt: str = "") -> "Current":
+        """What is computed now, and under which identity: it computes the same, whatever is loaded meanwhile."""
+        loaded = None if adapter is None else self._adapter(adapter)
+        computation = self._base if loaded is None else loaded.computation
+        measured = computation.settle()
+        known = self._identities.get(adapter)
+        if known is None or known[0] is not measured:
+            known = measured, self._identified(measured, loaded)
+            self._identities[adapter] = known
+        identity = replace(known[1], salt=salt) if salt else known[1]
+        return Current(model=self, computation=computation, identity=identity, grade=measured.grade)
+
     def identity(self, *, adapter: str | None = None, salt: str = "") -> Identity:
-        """The identity of what `forward` computes now. The same object as long as nothing changed."""
-        computation = self._computation(adapter)
-        computation.settle()
-        known = self._identities.get((adapter, salt))
-        adapters = () if adapter is None else (self._adapters[adapter].identity,)
-        weights = self._fixed.weights if computation.changed is None else f"memory:{computation.changed}"
-        if known is None or (known.weights, known.adapters, known.numerics) != (
-            weights,
-            adapters,
-            computation.numerics,
-        ):
-            known = replace(self._fixed, weights=weights, adapters=adapters, numerics=computation.numerics, salt=salt)
-            self._identities[adapter, salt] = known
-        return known
+        """The identity of what is computed now. Without a salt the same object as long as nothing changed."""
+        return self.current(adapter=adapter, salt=salt).identity
 
     def fingerprint(self, *, adapter: str | None = None) -> str:
-        """Computes the probe again, and returns its digest; a change that no version told changes the identity."""
-        computation = self._computation(adapter)
-        computation.settle()
-        return computation.take_fingerprint()
+        """Computes the probe again, with every loaded adapter too, and returns the digest that was asked for.
+
+        A change that no version told changes the identity, where the probe meets it (docs/identity.md).
+        """
+        wanted = self._computation(adapter)
+        digests = {id(one): one.take_fingerprint() for one in self._computations()}
+        return digests[id(wanted)]
 
     # Adapters.
 
@@ -125,27 +125,34 @@ class Model:
         return MappingProxyType({name: one.identity for name, one in self._adapters.items()})
 
     def load_adapter(self, directory: str | Path, *, name: str | None = None, scale: float = 1.0) -> str:
-        """Loads a LoRA adapter, in the place of one of that name; returns its name (by default the directory's).
+        """Loads a LoRA adapter and returns its name: the directory's, or one that is given and may replace another.
 
-        Raises FileError, AdapterError, UsageError; whatever raises leaves the adapters as they were.
+        Raises ArtefactError, UsageError and NonFinite; whatever raises leaves the adapters as they were.
         """
-        path = Path(directory)
-        name = path.resolve().name if name is None else name
+        scale, name = _scale(scale), _text("name", name)
         with torch.inference_mode(False):
-            found = read_adapter(path, self.weights)
+            found = read_adapter(Path(directory), self.weights)
             parts = found.parts(self.device)
-        self._adapters[name] = self._adapted(parts, AdapterIdentity(digest=found.digest, scale=_scale(scale)))
+        identity = AdapterIdentity(digest=found.digest, scale=scale)
+        if name is None:
+            name = found.name
+            if name in self._adapters and self._adapters[name].identity.digest != found.digest:
+                raise UsageError(f"the name {name!r} is taken by another adapter: give one with name=")
+        self._adapters[name] = self._adapted(parts, Watch(lambda: _tensors(parts)), identity)
+        self._identities.pop(name, None)
         return name
 
     def unload_adapter(self, name: str) -> None:
         """Forgets an adapter: what is bound to it refuses from now on."""
         self._adapter(name)
         del self._adapters[name]
+        self._identities.pop(name, None)
 
     def set_scale(self, name: str, scale: float) -> None:
         """Another scale for a loaded adapter, and with it another identity."""
         old = self._adapter(name)
-        self._adapters[name] = self._adapted(old.parts, replace(old.identity, scale=_scale(scale)))
+        self._adapters[name] = self._adapted(old.parts, old.watch, replace(old.identity, scale=_scale(scale)))
+        self._identities.pop(name, None)
 
     # Use.
 
@@ -153,7 +160,7 @@ class Model:
         """The model as one tenant uses it: with this adapter, under this salt."""
         if adapter is not None:
             self._adapter(adapter)
-        return BoundModel(model=self, adapter=adapter, salt=salt)
+        return BoundModel(model=self, adapter=adapter, salt=_text("salt", salt) or "")
 
     def backend(
         self,
@@ -162,28 +169,53 @@ class Model:
         salt: str = "",
         read: bool = True,
         write: bool = True,
+        capacity: int = TILE,
         progress: Progress | None = None,
-    ) -> "RollbackBackend":
+    ) -> RollbackBackend:
         """A backend: ids in, scores out. Without `read` nothing is reused, without `write` nothing kept."""
-        from kvouch.engine.backend import RollbackBackend
+        bound = self.bind(adapter=adapter, salt=salt)
+        return RollbackBackend(bound, read=read, write=write, capacity=capacity, progress=progress)
 
-        return RollbackBackend(self.bind(adapter=adapter, salt=salt), read=read, write=write, progress=progress)
-
-    def _adapted(self, parts: Parts, identity: AdapterIdentity) -> LoadedAdapter:
+    def _adapted(self, parts: Parts, watch: Watch, identity: AdapterIdentity) -> LoadedAdapter:
         scaled = {
             at: [replace(part, scale=part.scale * identity.scale) for part in found] for at, found in parts.items()
         }
-        computation = Computation(adapted(self.weights, scaled), self.dtype, self.device)
-        return LoadedAdapter(parts=parts, identity=identity, computation=computation)
+        computation = Computation(adapted(self.weights, scaled), self.dtype, self.device, [self._watch, watch])
+        return LoadedAdapter(parts=parts, watch=watch, identity=identity, computation=computation)
+
+    def _identified(self, measured: Measured, adapter: LoadedAdapter | None) -> Identity:
+        base, *others = (f"memory:{change}" if change is not None else None for change in measured.changes)
+        adapters: tuple[AdapterIdentity, ...] = ()
+        if adapter is not None:
+            adapters = (replace(adapter.identity, digest=others[0] or adapter.identity.digest),)
+        fields = {**self._fixed, **({} if base is None else {"weights": base})}
+        return Identity(**fields, adapters=adapters, numerics=measured.numerics)
 
     def _computation(self, adapter: str | None) -> Computation:
         return self._base if adapter is None else self._adapter(adapter).computation
+
+    def _computations(self) -> list[Computation]:
+        return [self._base, *(one.computation for one in self._adapters.values())]
 
     def _adapter(self, name: str) -> LoadedAdapter:
         found = self._adapters.get(name)
         if found is None:
             raise UnknownAdapter(f"adapter {name!r} is not loaded; loaded are {sorted(self._adapters) or 'none'}")
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Current:
+    """One computation, held for as long as a call takes, and its identity."""
+
+    model: Model
+    computation: Computation
+    identity: Identity
+    grade: Grade
+
+    def forward(self, ids: Sequence[int], cache: KVCache, *, scores: Rows) -> Tensor | None:
+        """`forward_cached` on one sequence of ids."""
+        return self.computation.forward(self.model.to_ids(ids), cache, scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,13 +232,13 @@ class BoundModel:
 
     @property
     def grade(self) -> Grade:
-        return self.model._computation(self.adapter).grade
+        return self.current().grade
+
+    def current(self) -> Current:
+        return self.model.current(adapter=self.adapter, salt=self.salt)
 
     def identity(self) -> Identity:
-        return self.model.identity(adapter=self.adapter, salt=self.salt)
-
-    def forward(self, ids: Tensor | Sequence[int], cache: KVCache, *, scores: Rows = "last") -> Tensor | None:
-        return self.model.forward(ids, cache, scores=scores, adapter=self.adapter)
+        return self.current().identity
 
     def fingerprint(self) -> str:
         return self.model.fingerprint(adapter=self.adapter)
@@ -241,24 +273,33 @@ def load(
     return model
 
 
-def _fixed_fields(checkpoint: Checkpoint) -> Identity:
-    """The identity as far as it does not change; numerics are still to come."""
+def _fixed_fields(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The fields of the identity that a loaded model does not change."""
     config = asdict(checkpoint.config)
     rope = config.pop("rope")
     dtype = str(checkpoint.dtype).removeprefix("torch.")
     tokenizers = [file.content for file in checkpoint.manifest.files if file.role == "tokenizer"]
-    return Identity(
-        weights=f"files:{checkpoint.manifest.part('weights')}",
-        tokenizer=tokenizers[0] if tokenizers else None,
-        config=canonical_json(config),
-        positions=canonical_json({"rope": rope} if rope is not None else {"learned": True}),
-        weights_dtype=dtype,
-        cache_dtype=dtype,
-        numerics="",
-    )
+    return {
+        "weights": f"files:{checkpoint.manifest.part('weights')}",
+        "tokenizer": tokenizers[0] if tokenizers else None,
+        "config": canonical_json(config),
+        "positions": canonical_json({"rope": rope} if rope is not None else {"learned": True}),
+        "weights_dtype": dtype,
+        "cache_dtype": dtype,
+    }
+
+
+def _tensors(parts: Parts) -> list[Tensor]:
+    return [one for found in parts.values() for part in found for one in (*part.down.tensors, *part.up.tensors)]
 
 
 def _scale(scale: float) -> float:
-    if type(scale) not in (int, float) or not math.isfinite(scale):
+    if type(scale) not in (int, float) or not -LARGEST <= scale <= LARGEST:
         raise UsageError(f"scale is {scale!r}; a finite number is needed")
-    return float(scale) + 0.0  # one zero
+    return float(scale)
+
+
+def _text(field: str, value: str | None) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{field} is {value!r}; text is needed")
+    return value

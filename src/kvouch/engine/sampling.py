@@ -5,7 +5,7 @@ the same on every machine.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from kvouch.digest import Digest
 from kvouch.errors import NonFinite, UsageError
 
 DRAW_BITS = 53  # a double's
+LARGEST = 1e30  # of a parameter: scores are float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,19 @@ class SamplingParams:
             raise UsageError(f"top_k is {self.top_k!r}; give 0 (all ids) or how many to keep")
         if not (_is_number(self.min_p) and 0 <= self.min_p <= 1):
             raise UsageError(f"min_p is {self.min_p!r}; give a number from 0 to 1")
-        if not (_is_number(self.repetition_penalty) and 0 < self.repetition_penalty < math.inf):
+        if not (_is_number(self.repetition_penalty) and 0 < self.repetition_penalty <= LARGEST):
             raise UsageError(f"repetition_penalty is {self.repetition_penalty!r}; give a number above 0 (1: none)")
+        pairs = self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
+        try:
+            object.__setattr__(self, "logit_bias", tuple((one, bias) for one, bias in pairs))
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"logit_bias is {self.logit_bias!r}; give ids and what is added to their scores"
+            ) from error
         for one, bias in self.logit_bias:
-            if type(one) is not int or one < 0 or not (_is_number(bias) and math.isfinite(bias)):
+            if type(one) is not int or one < 0 or not (_is_number(bias) and -LARGEST <= bias <= LARGEST):
                 raise UsageError(f"logit_bias has {one!r}: {bias!r}; give ids and finite numbers")
-        if not (_is_number(self.temperature) and 0 <= self.temperature < math.inf):
+        if not (_is_number(self.temperature) and 0 <= self.temperature <= LARGEST):
             raise UsageError(f"temperature is {self.temperature!r}; give 0 (the best id always) or a number above")
         if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
             raise UsageError(f"top_p is {self.top_p!r}; give a number above 0, at most 1")

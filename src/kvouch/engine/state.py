@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from kvouch.contract import KVCache, Reason
 from kvouch.engine.prefix import common_length
 from kvouch.identity.identity import Identity
-from kvouch.identity.keys import PrefixKey, prefix_key
 
 
 @dataclass(kw_only=True)
@@ -23,11 +22,6 @@ class State:
     cache: KVCache
     ids: list[int] = field(default_factory=list)
 
-    @property
-    def key(self) -> PrefixKey:
-        """The key of what is held."""
-        return prefix_key(self.identity, self.ids)
-
     def keep(self, tokens: int) -> None:
         """Keeps the first `tokens` positions and gives the rest up."""
         del self.ids[tokens:]
@@ -40,11 +34,11 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """How far a state fits what is asked, and why no further; `operator` names what the caller must not learn."""
+    """How far a state fits what is asked, and why no further; the operator's reason is kept from the caller."""
 
     tokens: int
     reason: Reason
-    operator: Reason | None = None
+    operator_reason: Reason | None = None
 
 
 def match(state: State, identity: Identity, asked: Sequence[int]) -> Match:
@@ -52,10 +46,10 @@ def match(state: State, identity: Identity, asked: Sequence[int]) -> Match:
     if not state.ids:
         return Match(tokens=0, reason=Reason(cause="no entry"))
     if state.identity is not identity and (difference := state.identity.diff(identity)) is not None:
-        reason = Reason(cause="identity", field=difference.field)
         if state.identity.salt != identity.salt:  # what another tenant has stored is no business of this one
-            return Match(tokens=0, reason=Reason(cause="no entry"), operator=reason)
-        return Match(tokens=0, reason=reason)
+            hidden = Reason(cause="identity", field="salt")
+            return Match(tokens=0, reason=Reason(cause="no entry"), operator_reason=hidden)
+        return Match(tokens=0, reason=Reason(cause="identity", field=difference.field))
     held = state.ids
     shared = common_length(held, asked)
     if shared < min(len(held), len(asked)):

@@ -20,7 +20,11 @@ class TransformersBackend:
             from transformers import AutoModelForCausalLM
         except ImportError as error:
             raise MissingExtra("transformers is not installed: pip install 'kvouch[transformers]'") from error
-        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
+        self._model: Any = (
+            AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True, use_safetensors=True)
+            .to(device)
+            .eval()
+        )
         self._device = device
         self.counters = Counters()
         self.verdict: Verdict = NOTHING_ASKED
@@ -28,6 +32,7 @@ class TransformersBackend:
     def next_logits(self, ids: Sequence[int]) -> Tensor:
         """Float32 scores [V] of the id that follows."""
         asked, config = list(ids), self._model.config
+        self.verdict = NOTHING_ASKED
         if not asked or not all(type(one) is int and 0 <= one < config.vocab_size for one in asked):
             raise InvalidIds(f"ids must be whole numbers in [0, {config.vocab_size}), at least one")
         if len(asked) > config.max_position_embeddings:

@@ -5,6 +5,7 @@ docs/keys.md, for other languages; a new field is a new schema tag.
 """
 
 import dataclasses
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,13 @@ class AdapterIdentity:
 
     digest: str
     scale: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.digest, str):
+            raise IdentityError(f"identity: the digest of an adapter is {self.digest!r}, which is no text")
+        if type(self.scale) is not float or not math.isfinite(self.scale):
+            raise IdentityError(f"identity: the scale of an adapter is {self.scale!r}; a finite float is needed")
+        object.__setattr__(self, "scale", self.scale + 0.0)  # one zero
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,18 +90,23 @@ class Identity:
         return {"schema": SCHEMA, "digest": self.digest, **dataclasses.asdict(self)}
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+    def from_dict(cls, fields: Mapping[str, Any], where: str = "identity") -> Self:
         """What `to_dict` gave; IdentityError where it is of another schema, or its digest is not its own."""
-        if fields.get("schema") != SCHEMA:
-            raise IdentityError(f"schema {fields.get('schema')!r}; an identity of schema {SCHEMA} is needed")
+        if not isinstance(fields, Mapping) or fields.get("schema") != SCHEMA:
+            raise IdentityError(f"{where}: an identity of schema {SCHEMA} is needed")
+        names = [field.name for field in dataclasses.fields(cls)]
+        if odd := fields.keys() ^ {"schema", "digest", *names}:
+            raise IdentityError(
+                f"{where}: an identity has just the fields of its schema; missing or unknown: {sorted(odd)}"
+            )
         try:
-            named = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
+            named = {name: fields[name] for name in names}
             named["adapters"] = tuple(AdapterIdentity(**one) for one in named["adapters"])
             found = cls(**named)
             if found.digest != fields["digest"]:
                 raise ValueError("its digest is not that of its fields")
-        except (KeyError, TypeError, ValueError, struct.error) as error:
-            raise IdentityError(f"not a whole identity ({error})") from error
+        except (TypeError, ValueError) as error:
+            raise IdentityError(f"{where}: not a whole identity ({error})") from error
         return found
 
 

@@ -6,10 +6,11 @@ A key finds a candidate; the ids that are stored with it decide. Schema and gold
 import sys
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NewType
 
 from kvouch.digest import Digest
-from kvouch.errors import IdentityError, InvalidIds
+from kvouch.errors import IdentityError, InvalidIds, UsageError
 from kvouch.identity.identity import Identity
 
 SCHEMA = "kvouch/prefix/1"
@@ -22,28 +23,33 @@ MOST_ID = 2**32 - 1
 
 def prefix_key(root: Identity | str, ids: Sequence[int]) -> PrefixKey:
     """The key of ids under an identity, or under the digest of an identity or a manifest (64 hex digits)."""
-    return boundary_keys(root, ids, [len(ids)])[0]
+    packed = pack_ids(ids)
+    return PrefixKey(Digest(SCHEMA).field(_root_bytes(root)).update(packed).hex())
 
 
 def block_keys(root: Identity | str, ids: Sequence[int], block_tokens: int) -> list[PrefixKey]:
     """The key of every whole number of blocks that `ids` fills, shortest first, in one pass."""
     if type(block_tokens) is not int or block_tokens < 1:
-        raise IdentityError(f"block_tokens is {block_tokens!r}; a whole number, 1 or more, is needed")
+        raise UsageError(f"block_tokens is {block_tokens!r}; a whole number, 1 or more, is needed")
     return boundary_keys(root, ids, range(block_tokens, len(ids) + 1, block_tokens))
 
 
 def boundary_keys(root: Identity | str, ids: Sequence[int], lengths: Sequence[int]) -> list[PrefixKey]:
     """The keys of ids[:n] for each n of `lengths`, ascending."""
+    if any(a > b for a, b in pairwise([0, *lengths, len(ids)])):
+        raise UsageError(f"lengths are {list(lengths)[:8]}; ascending ones from 0 to {len(ids)} are needed")
     digest = Digest(SCHEMA).field(_root_bytes(root))
     return [PrefixKey(key) for key in digest.running_hex(pack_ids(ids), [length * ID_BYTES for length in lengths])]
 
 
 def pack_ids(ids: Sequence[int]) -> memoryview:
     """Ids as 4 bytes each, little-endian; InvalidIds names the first that is no whole number in [0, 2**32)."""
+    if not isinstance(ids, Sequence) or isinstance(ids, str):
+        raise InvalidIds(f"ids are {type(ids).__name__}; a sequence of whole numbers is needed")
     try:
         if set(map(type, ids)) - {int}:
             raise TypeError
-        packed = array(ID_CODE, ids)
+        packed = array(ID_CODE, list(ids))  # of bytes it would take four for one
     except (OverflowError, TypeError):
         raise _invalid(ids) from None
     if sys.byteorder == "big":
@@ -55,7 +61,7 @@ def _invalid(ids: Sequence[int]) -> InvalidIds:
     for index, one in enumerate(ids):
         if type(one) is not int or not 0 <= one <= MOST_ID:
             return InvalidIds(f"ids[{index}] is {one!r}; a whole number from 0 to {MOST_ID} is needed")
-    return InvalidIds(f"ids are {type(ids).__name__}; a sequence of whole numbers is needed")
+    return InvalidIds("ids changed while they were read")
 
 
 def _root_bytes(root: Identity | str) -> bytes:

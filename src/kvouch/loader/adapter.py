@@ -28,16 +28,17 @@ PREFIX = "base_model.model."
 
 INERT = frozenset(
     """
-    peft_type task_type base_model_name_or_path revision inference_mode lora_dropout init_lora_weights auto_mapping
+    peft_type task_type base_model_name_or_path revision inference_mode lora_dropout auto_mapping
     megatron_core peft_version fan_in_fan_out loftq_config eva_config corda_config ensure_weight_tying
     r lora_alpha use_rslora target_modules rank_pattern alpha_pattern exclude_modules
     """.split()
 )
-"""Fields that are read below, or that compute nothing once an adapter is trained."""
+"""Fields that are read below, or that compute nothing once an adapter is trained; init_lora_weights is not one."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
     {
         "bias": ("none",),
+        "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),  # others change the base
         "use_dora": (False, None),
         "modules_to_save": (None, []),
         "layers_to_transform": (None,),
@@ -58,6 +59,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 """Fields that would change the computation, with the values under which they do not."""
 
 
+AT_END = r"(.*\.)?({})$"
+"""How PEFT takes a pattern of ranks or alphas: for the end of a module's name."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraTensors:
     """One correction as it was trained: A [r, K], B [n, r], and alpha / r (or alpha / sqrt(r))."""
@@ -73,6 +78,7 @@ class LoraTensors:
 class Adapter:
     """What an adapter's directory holds."""
 
+    name: str  # of its directory
     digest: str
     tensors: tuple[LoraTensors, ...]
 
@@ -98,8 +104,10 @@ def read_adapter(directory: Path, weights: TorchWeights) -> Adapter:
     with files.open(TENSORS) as file:
         tensors = dict(read_safetensors(file))
     where = f"{files.directory / TENSORS}"
-    found = [_pair(module, tensors, config, weights, where) for module in _modules(tensors, config, weights, where)]
-    return Adapter(digest=Manifest.of_files(files).part("adapter"), tensors=tuple(found))
+    found = [_pair(*meant, tensors, config, where) for meant in _modules(tensors, config, weights, where)]
+    return Adapter(
+        name=files.directory.name, digest=Manifest.of_files(files, ["adapter"]).part("adapter"), tensors=tuple(found)
+    )
 
 
 class _Config:
@@ -119,9 +127,9 @@ class _Config:
         self._rank = self._number("r", fields.get("r"), whole=True)
         self._alpha = self._number("lora_alpha", fields.get("lora_alpha"))
         self._ranks, self._alphas = self._pattern("rank_pattern"), self._pattern("alpha_pattern")
-        self._by_root = fields.get("use_rslora", False)
-        if type(self._by_root) is not bool:
-            raise self.error("use_rslora", f"is {self._by_root!r}; true or false is needed")
+        self._rslora = fields.get("use_rslora", False)
+        if type(self._rslora) is not bool:
+            raise self.error("use_rslora", f"is {self._rslora!r}; true or false is needed")
         self._targets = fields.get("target_modules")
 
     def error(self, field: str, problem: str) -> AdapterError:
@@ -138,7 +146,7 @@ class _Config:
 
     def scaling(self, module: str) -> float:
         rank = self.rank(module)
-        return _first_match(self._alphas, module, self._alpha) / (math.sqrt(rank) if self._by_root else rank)
+        return _first_match(self._alphas, module, self._alpha) / (math.sqrt(rank) if self._rslora else rank)
 
     def _means(self, field: str, value: Any, module: str) -> bool:
         if value == "all-linear":
@@ -161,7 +169,8 @@ class _Config:
     def _compiled(self, field: str, text: str) -> str:
         try:
             re.compile(text)
-        except re.error as error:
+            re.compile(AT_END.format(text))
+        except (re.error, OverflowError, RecursionError) as error:
             raise self.error(field, f"has {text!r}, which is no regular expression ({error})") from error
         return text
 
@@ -174,17 +183,20 @@ class _Config:
 
 def _first_match(patterns: Mapping[str, float], module: str, default: float) -> float:
     """The first pattern that the module's name ends with, as PEFT takes it."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    return next((value for key, value in patterns.items() if re.match(AT_END.format(key), module)), default)
 
 
-def _modules(tensors: Mapping[str, Tensor], config: _Config, weights: TorchWeights, where: str) -> list[str]:
-    """Every product that the config means, in order; AdapterError where the tensors are not just theirs."""
+def _modules(
+    tensors: Mapping[str, Tensor], config: _Config, weights: TorchWeights, where: str
+) -> list[tuple[str, int, Target]]:
+    """Every product that the config means: name, layer, target. AdapterError where the tensors are not theirs."""
     known = [
-        f"{weights.layer_prefix}{layer}.{name}" for layer in range(len(weights.blocks)) for name in weights.targets()
+        (f"{weights.module_prefix}{weights.layer_prefix}{layer}.{name}", layer, target)
+        for layer in range(len(weights.blocks))
+        for name, target in weights.targets().items()
     ]
-    inside = "transformer." if weights.layer_prefix == "h." else ""
-    meant = [inside + module for module in known if config.targets(inside + module)]
-    wanted = {f"{PREFIX}{module}.lora_{side}.weight" for module in meant for side in "AB"}
+    meant = [one for one in known if config.targets(one[0])]
+    wanted = {f"{PREFIX}{module}.lora_{side}.weight" for module, *_ in meant for side in "AB"}
     odd, absent = sorted(tensors.keys() - wanted), sorted(wanted - tensors.keys())
     if odd:
         raise AdapterError(f"{where}: {_listed(odd)}: no product of this base that target_modules means")
@@ -194,10 +206,9 @@ def _modules(tensors: Mapping[str, Tensor], config: _Config, weights: TorchWeigh
 
 
 def _pair(
-    module: str, tensors: Mapping[str, Tensor], config: _Config, weights: TorchWeights, where: str
+    module: str, layer: int, target: Target, tensors: Mapping[str, Tensor], config: _Config, where: str
 ) -> LoraTensors:
-    layer, _, name = module[module.index(weights.layer_prefix) + len(weights.layer_prefix) :].partition(".")
-    target, rank = weights.targets()[name], config.rank(module)
+    rank = config.rank(module)
     shapes = {"A": (rank, target.inputs), "B": (target.outputs, rank)}
     found = {}
     for side, shape in shapes.items():
@@ -210,7 +221,7 @@ def _pair(
         if not tensor.isfinite().all():
             raise AdapterError(f"{where}: {full} holds an infinity or a NaN")
         found[side] = tensor
-    return LoraTensors(layer=int(layer), target=target, a=found["A"], b=found["B"], scaling=config.scaling(module))
+    return LoraTensors(layer=layer, target=target, a=found["A"], b=found["B"], scaling=config.scaling(module))
 
 
 def _listed(names: Sequence[str]) -> str:

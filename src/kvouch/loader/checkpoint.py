@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvouch.artefact.files import ArtefactFiles
-from kvouch.artefact.manifest import Manifest
+from kvouch.artefact.manifest import MODEL, Manifest
 from kvouch.errors import ConfigError
 from kvouch.loader.config import parse_config
 from kvouch.loader.source import CheckpointSource, ShapeCheck, checkpoint_dtypes, drop_tied_head, read_tensors
@@ -57,7 +57,7 @@ def read_checkpoint(
         tokenizer=load_tokenizer(files, fields),
         dtype=chosen,
         device=target,
-        manifest=Manifest.of_files(files),
+        manifest=Manifest.of_files(files, MODEL),
     )
 
 

@@ -1,6 +1,6 @@
 """GPT-2 in plain torch. Knows its tensors' names (without the `transformer.` prefix) and its arithmetic."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -49,17 +49,18 @@ class GPT2Block:
     def linears(self) -> Sequence[Linear]:
         return (self.qkv, self.output, self.up, self.down)
 
-    def tensors(self) -> Iterator[Tensor]:
-        for norm in (self.attention_norm, self.mlp_norm):
-            yield from (norm.weight, norm.bias)
+    def tensors(self) -> list[Tensor]:
+        first, second = self.attention_norm, self.mlp_norm
+        found = [first.weight, first.bias, second.weight, second.bias]
         for linear in self.linears():
-            yield from linear.tensors
+            found += linear.tensors
+        return found
 
 
 class GPT2Weights(TorchWeights):
     """A GPT-2 model, packed for the torch path."""
 
-    layer_prefix = "h."
+    layer_prefix, module_prefix = "h.", "transformer."
 
     def __init__(self, config: ModelConfig, source: TensorSource) -> None:
         hidden = config.hidden_size
@@ -89,11 +90,12 @@ class GPT2Weights(TorchWeights):
     def scores(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x))
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield from (self.embedding, self.positions, self.norm.weight, self.norm.bias)
-        yield from (t for t in self.head.tensors if t is not self.embedding)
+    def tensors(self) -> list[Tensor]:
+        found = [self.embedding, self.positions, self.norm.weight, self.norm.bias]
+        found += [tensor for tensor in self.head.tensors if tensor is not self.embedding]
         for block in self.blocks:
-            yield from block.tensors()
+            found += block.tensors()
+        return found
 
 
 def _block(config: ModelConfig, source: TensorSource, prefix: str) -> GPT2Block:

@@ -3,7 +3,7 @@
 Knows its tensors' names and its arithmetic; the rows, the cache and attention are `step`'s.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,16 +54,18 @@ class LlamaBlock:
     def linears(self) -> Sequence[Linear]:
         return (self.qkv, self.output, self.gate_up, self.down)
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield from (t for t in (self.attention_norm, self.query_norm, self.key_norm, self.mlp_norm) if t is not None)
+    def tensors(self) -> list[Tensor]:
+        norms = (self.attention_norm, self.query_norm, self.key_norm, self.mlp_norm)
+        found = [norm for norm in norms if norm is not None]
         for linear in self.linears():
-            yield from linear.tensors
+            found += linear.tensors
+        return found
 
 
 class LlamaWeights(TorchWeights):
     """A Llama-family model, packed for the torch path."""
 
-    layer_prefix = "model.layers."
+    layer_prefix, module_prefix = "model.layers.", ""
 
     def __init__(self, config: ModelConfig, rope: Rope, source: TensorSource) -> None:
         hidden = config.hidden_size
@@ -100,11 +102,12 @@ class LlamaWeights(TorchWeights):
     def scores(self, x: Tensor) -> Tensor:
         return self.head(rms_norm(x, self.norm, self.config.norm_eps))
 
-    def tensors(self) -> Iterator[Tensor]:
-        yield from (self.embedding, self.norm, self.cosines, self.sines)
-        yield from (t for t in self.head.tensors if t is not self.embedding)
+    def tensors(self) -> list[Tensor]:
+        found = [self.embedding, self.norm, self.cosines, self.sines]
+        found += [tensor for tensor in self.head.tensors if tensor is not self.embedding]
         for block in self.blocks:
-            yield from block.tensors()
+            found += block.tensors()
+        return found
 
 
 def _block(config: ModelConfig, source: TensorSource, prefix: str) -> Block:

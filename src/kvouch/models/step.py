@@ -5,7 +5,7 @@ The step is the seam between the two paths: whatever else has `step` (compiled k
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,8 +34,8 @@ class Block(Protocol):
     def linears(self) -> Sequence[Linear]:
         """Its matrix products."""
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Every tensor held in memory, once."""
+    def tensors(self) -> list[Tensor]:
+        """Every tensor held in memory, once; asked for on every call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,7 @@ class TorchWeights(ABC):
 
     head: Linear
     layer_prefix: str  # of a layer's tensors in a checkpoint, up to its number
+    module_prefix: str  # what stands before that in a module of the whole model
 
     def __init__(self, config: ModelConfig, blocks: Sequence[Block]) -> None:
         self.config = config
@@ -77,8 +78,8 @@ class TorchWeights(ABC):
         """Final norm and head: [R, V]."""
 
     @abstractmethod
-    def tensors(self) -> Iterator[Tensor]:
-        """Every tensor held in memory, once."""
+    def tensors(self) -> list[Tensor]:
+        """Every tensor held in memory, once; asked for on every call."""
 
     @property
     def nbytes(self) -> int:

@@ -166,3 +166,41 @@ def test_an_empty_directory_and_an_index_of_no_kind(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
     with pytest.raises(ConfigError, match="weight_map must map"):
         Manifest.of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["./w.safetensors", "sub//w.safetensors", ".w.safetensors", "W.safetensors", "absent"])
+def test_an_index_names_files_as_they_are_listed(name: str, tmp_path: Path) -> None:
+    """Or weights would be loaded that no digest covers."""
+    (tmp_path / "sub").mkdir()
+    for path in ("w.safetensors", "sub/w.safetensors", ".w.safetensors"):
+        (tmp_path / path).write_bytes(b"x")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ConfigError, match="no such files here"):
+        Manifest.of(tmp_path)
+
+
+def test_folders_that_differ_only_in_case_and_names_that_no_json_holds(tmp_path: Path) -> None:
+    for folder in ("one/A", "one/a"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "one" / "A" / "x").write_text("1")
+    (tmp_path / "one" / "a" / "y").write_text("1")
+    with pytest.raises(FileError, match=r"\['A', 'a'\] differ only in case"):
+        Manifest.of(tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "\udcff.txt").write_text("1")
+    with pytest.raises(FileError, match="no manifest can hold"):
+        Manifest.of(tmp_path / "two")
+
+
+def test_a_link_that_goes_to_a_blob_by_way_of_elsewhere_is_refused(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "hub" / "blobs", tmp_path / "hub" / "snapshots" / "abc"
+    for folder in (blobs, snapshot / "onnx"):
+        folder.mkdir(parents=True)
+    (blobs / "1").write_bytes(b"x")
+    (snapshot / "config.txt").symlink_to("../../blobs/1")
+    (snapshot / "onnx" / "model.txt").symlink_to("../../../blobs/1")
+    assert {file.path for file in Manifest.of(snapshot).files} == {"config.txt", "onnx/model.txt"}
+    (tmp_path / "detour").symlink_to(blobs / "1")
+    (snapshot / "other.txt").symlink_to(tmp_path / "detour")
+    with pytest.raises(FileError, match=r"other\.txt: a link to"):
+        Manifest.of(snapshot)

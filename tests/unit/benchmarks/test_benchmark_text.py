@@ -191,12 +191,16 @@ def _folder(root: Path, results: dict[str, Any], environment: dict[str, Any]) ->
     return folder
 
 
+BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
+IDENTITY = "<!-- identity: begin -->\n<!-- identity: end -->"
+
+
 def test_check_fails_until_the_readme_is_written(
     tmp_path: Path, results: dict[str, Any], environment: dict[str, Any]
 ) -> None:
     folder = _folder(tmp_path, results, environment)
     page = tmp_path / "README.md"
-    page.write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n", encoding="utf-8")
+    page.write_text(f"before\n{IDENTITY}\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
     arguments = [str(folder / "results.json"), "--readme", str(page)]
     assert readme.main([*arguments, "--check"]) == 1
     assert "old" in page.read_text(encoding="utf-8")
@@ -204,19 +208,20 @@ def test_check_fails_until_the_readme_is_written(
     assert readme.main([*arguments, "--check"]) == 0
     text = page.read_text(encoding="utf-8")
     assert text.startswith("before\n")
-    assert text.endswith(f"{readme.END}\nafter\n")
+    assert text.endswith(f"{END}\nafter\n")
+    assert "Raw samples: [evidence/identity/" in text
     assert "old" not in text
     assert str(tmp_path) not in text
 
 
-@pytest.mark.parametrize("page", ["", readme.BEGIN, f"{readme.END}\n{readme.BEGIN}", readme.BEGIN * 2 + readme.END])
+@pytest.mark.parametrize("page", ["", BEGIN, f"{END}\n{BEGIN}", BEGIN * 2 + END])
 def test_a_readme_without_its_marks_is_left_alone(
     page: str, tmp_path: Path, results: dict[str, Any], environment: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, file = _folder(tmp_path, results, environment), tmp_path / "README.md"
     file.write_text(page, encoding="utf-8")
     assert readme.main([str(folder / "results.json"), "--readme", str(file)]) == 1
-    assert readme.BEGIN in capsys.readouterr().err
+    assert BEGIN in capsys.readouterr().err
     assert file.read_text(encoding="utf-8") == page
 
 

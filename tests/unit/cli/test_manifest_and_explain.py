@@ -41,7 +41,7 @@ def test_a_manifest_is_checked(capsys: Capture, model: Path, tmp_path: Path) -> 
     (model / "config.json").write_text(json.dumps({**config, "rope_theta": 5.0}))
     ran = run(capsys, "manifest", model, "--check", path)
     assert ran.status == 1
-    assert "is not what" in ran.err
+    assert "differ: config.json (config): sha256" in ran.err
     assert "config.json (config)" in ran.err
     assert ran.err.count("\n") == 1
 
@@ -84,7 +84,7 @@ def test_two_verdicts(capsys: Capture, tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps(verdict.to_dict()))
     lines = run(capsys, "explain", tmp_path / "a", tmp_path / "b").out.splitlines()
     assert 'kind: "miss", "hit"' in lines
-    assert 'reason.field: "weights", null' in lines
+    assert 'reason.field: "weights", absent' in lines
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "\ud800", '{"schema": "kvouch/identity/1"}'], ids=ascii)

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kvouch.engine import computation
 from kvouch.engine.backend import CachedBackend, RollbackBackend, UncachedBackend
 from kvouch.engine.model import Model, load
 from kvouch.errors import AdapterError, FileError, KvouchError, UnknownAdapter, UsageError
@@ -253,6 +255,148 @@ def test_files_beside_the_adapter_do_not_count(model: Model, tmp_path: Path) -> 
     tensors = load_file(tmp_path / "b" / "adapter_model.safetensors")
     next(iter(tensors.values()))[0, 0] += 1e-3
     save_file(tensors, tmp_path / "b" / "adapter_model.safetensors")
-    model.load_adapter(tmp_path / "b")
+    with pytest.raises(UsageError, match="the name 'b' is taken by another adapter"):
+        model.load_adapter(tmp_path / "b")
+    model.load_adapter(tmp_path / "b", name="b")
     assert model.adapters[first] != model.adapters[second]
     assert own_weights(model).adapters == model.adapters
+
+
+@pytest.mark.law(1)
+def test_a_write_to_the_base_is_remembered_by_every_adapter(model: Model, tmp_path: Path) -> None:
+    """Also by one that is scaled or loaded after it, where the probe would not meet the write."""
+    name = model.load_adapter(write_adapter(tmp_path / "a"))
+    before = model.identity(adapter=name)
+    with torch.no_grad():
+        weights: Any = model.weights
+        weights.cosines[1000] *= 2
+    model.set_scale(name, 1.0)
+    changed = model.identity(adapter=name)
+    assert changed.weights == model.identity().weights != before.weights
+    other = model.load_adapter(write_adapter(tmp_path / "b"))
+    assert model.identity(adapter=other).weights == changed.weights
+    part: Any = next(iter(model._adapters[name].parts.values()))[0]
+    part.up.weight.mul_(1.5)
+    model.set_scale(name, 1.0)
+    assert model.identity(adapter=name).adapters[0].digest.startswith("memory:")
+
+
+@pytest.mark.law(3)
+@pytest.mark.parametrize("part", ["memory_digest", "fingerprint", "probe"])
+def test_a_look_that_is_interrupted_is_taken_again(
+    part: str, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change is not forgotten because Ctrl-C came while it was measured."""
+
+    def interrupted(*arguments: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = model.identity()
+    with torch.no_grad():
+        weights: Any = model.weights
+        weights.cosines[1000] *= 2
+    with monkeypatch.context() as patched:
+        patched.setattr(f"kvouch.engine.computation.{part}", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.identity()
+    assert model.identity().weights.startswith("memory:")
+    assert model.identity() != before
+
+
+def test_a_write_through_data_reaches_the_identity_of_every_adapter(model: Model, tmp_path: Path) -> None:
+    name = model.load_adapter(write_adapter(tmp_path / "a"))
+    before = model.identity(adapter=name)
+    down: Any = model.weights.blocks[0].linears()[-1]
+    down.weight.data.mul_(1.02)
+    model.fingerprint()
+    assert model.identity(adapter=name).diff(before) is not None
+
+
+def test_a_weight_without_a_version_is_refused_by_name(model: Model) -> None:
+    weights: Any = model.weights
+    with torch.inference_mode():
+        weights.norm = weights.norm.clone()
+    with pytest.raises(UsageError, match="made in inference mode, which has no version"):
+        model.identity()
+
+
+@pytest.mark.law(1)
+def test_what_changes_in_the_middle_of_a_call_is_not_stored_under_the_old_identity(
+    model: Model, tmp_path: Path
+) -> None:
+    """The call goes on with what it began with; the next one sees the change."""
+    name = model.load_adapter(write_adapter(tmp_path / "a"))
+    bound, ids = model.bind(adapter=name), random_ids(600)[0].tolist()
+
+    def scale(*progress: Any) -> None:
+        if model.adapters[name].scale == 1.0:
+            model.set_scale(name, 3.0)
+
+    backend = RollbackBackend(bound, progress=scale)
+    backend.prefill(ids)
+    model.set_scale(name, 1.0)
+    scores = RollbackBackend(bound)
+    scores.adopt(backend.state)
+    assert same_bits(scores.next_logits([*ids, 3]), UncachedBackend(bound).next_logits([*ids, 3]))
+    assert scores.verdict.kind == "hit"
+
+
+@pytest.mark.law(1)
+def test_a_thread_that_comes_while_a_change_is_measured_waits_for_it(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, entered, go_on = computation.memory_digest, Event(), Event()
+
+    def slow(tensors: Any) -> str:
+        entered.set()
+        go_on.wait(10)
+        return digest(tensors)
+
+    backend = RollbackBackend(model)
+    backend.prefill(IDS[:8])
+    with torch.no_grad():
+        weights: Any = model.weights
+        weights.embedding *= 1.5
+    monkeypatch.setattr(computation, "memory_digest", slow)
+    first = Thread(target=model.identity)
+    first.start()
+    assert entered.wait(10)
+    second = Thread(target=lambda: backend.next_logits(IDS[:9]))
+    second.start()
+    go_on.set()
+    first.join()
+    second.join()
+    assert (backend.verdict.kind, backend.verdict.reason.field) == ("miss", "weights")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights is 'olora'"),
+        ({"rank_pattern": {"(?i)q_proj": 4}}, "rank_pattern has"),
+        ({"target_modules": "a{99999999999999999999}"}, "target_modules has"),
+        ({"target_modules": "(" * 3000 + ")" * 3000}, "target_modules has"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_trains_against_another_base_and_what_is_no_expression(
+    fields: dict[str, Any], message: str, model: Model, tmp_path: Path
+) -> None:
+    with pytest.raises(AdapterError, match=message):
+        model.load_adapter(write_adapter(tmp_path / "a", **fields))
+
+
+def test_names_salts_and_paths_of_no_kind(model: Model, tmp_path: Path) -> None:
+    directory: Any = write_adapter(tmp_path / "a")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    wrong: Any = []
+    with pytest.raises(UsageError, match="name is"):
+        model.load_adapter(directory, name=wrong)
+    with pytest.raises(UsageError, match="salt is"):
+        model.bind(salt=wrong)
+    with pytest.raises(UsageError, match="scale is"):
+        model.load_adapter(directory, scale=10**400)
+    for path in (tmp_path / "loop", "a\0b"):
+        with pytest.raises(FileError):
+            model.load_adapter(path)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvouch.contract import Grade
-from kvouch.engine.audit import AuditedBackend, first_difference
+from kvouch.engine.audit import AuditedBackend, first_divergence
 from kvouch.engine.backend import CachedBackend, RollbackBackend, UncachedBackend
 from kvouch.engine.model import Model
 from kvouch.engine.state import State
@@ -43,8 +43,10 @@ def test_one_bit_of_one_number_is_found_where_it_is(model: Model, layer: int, po
     audited = AuditedBackend(inner, rate=1.0)
     digest = model.identity().digest[:16]
     part = "keys" if keys else "values"
-    with pytest.raises(StateDiverged, match=f"{part} differ first at layer {layer}, position {position};.*{digest}"):
+    place = f"{part} differ first at layer {layer}, position {position};.*{digest}"
+    with pytest.raises(StateDiverged, match=place) as caught:
         audited.next_logits([*PREFIX, 7])
+    assert caught.value.held == caught.value.computed == model.identity()
     assert inner.ids == ()
     assert same_bits(audited.next_logits([*PREFIX, 7]), UncachedBackend(model).next_logits([*PREFIX, 7]))
     assert (inner.verdict.kind, inner.verdict.reason.cause) == ("refused", "quarantined")
@@ -59,7 +61,9 @@ def test_by_policy_the_right_answer_is_given_and_the_state_given_up(model: Model
     found = audited.next_logits([*PREFIX, 7])
     assert same_bits(found, UncachedBackend(model).next_logits([*PREFIX, 7]))
     assert (audited.hits, audited.audits, audited.divergences) == (1, 1, 1)
-    assert str(audited.last_difference).startswith("keys differ first at layer 0, position 3")
+    assert (audited.verdict.kind, audited.verdict.reason.cause) == ("refused", "quarantined")
+    assert (audited.verdict.reused_tokens, audited.verdict.computed_tokens) == (0, 25)
+    assert str(audited.last_divergence).startswith("keys differ first at layer 0, position 3")
     assert inner.ids == ()
 
 
@@ -99,9 +103,37 @@ def test_at_grade_within_the_measured_tolerance_counts(model: Model) -> None:
 
     def judged(change: float) -> Any:
         other: Tensor = scores[0] + change
-        return first_difference(cache, cache, scores[0], other, within)
+        return first_divergence(cache, cache, len(PREFIX), scores[0], other, within)
 
     assert judged(0.0) is None
     assert judged(3e-3) is None  # four times what was measured
     assert judged(5e-3).part == "scores"
     assert judged(float("nan")).part == "scores"
+
+
+def test_only_what_was_reused_is_judged(model: Model) -> None:
+    """A reader without permission to write keeps A + B; asked A + C it reuses A, and B is not compared with C."""
+    writer = RollbackBackend(model)
+    writer.prefill(PREFIX)
+    reader = RollbackBackend(model, write=False)
+    reader.adopt(writer.state)
+    audited = AuditedBackend(reader, rate=1.0)
+    audited.next_logits([*PREFIX[:10], 200, 201, 202])
+    assert (audited.audits, audited.divergences) == (1, 0)
+    assert reader.ids == tuple(PREFIX)
+
+
+def test_quarantine_is_told_once_and_not_of_what_is_adopted_later(model: Model) -> None:
+    writer, inner = RollbackBackend(model), RollbackBackend(model)
+    writer.prefill(PREFIX)
+    for backend in (writer, inner):
+        backend.next_logits([*PREFIX, 1])
+    inner.quarantine()
+    inner.quarantine()
+    assert inner.fork().verdict.kind == "miss"
+    inner.next_logits([*PREFIX, 1])
+    assert inner.verdict.reason.cause == "quarantined"
+    inner.quarantine()
+    inner.adopt(writer.state)
+    inner.next_logits([*PREFIX, 1, 2])
+    assert inner.verdict.kind == "hit"

@@ -127,10 +127,9 @@ def test_a_tiny_temperature_takes_the_best(temperature: float) -> None:
 def test_only_ids_of_the_kept_list_come(values: list[float], temperature: float, top_p: float, seed: int) -> None:
     scores = torch.tensor(values)
     chosen = sample(scores, SamplingParams(temperature=temperature, top_p=top_p, seed=seed), step=0)
-    likelier = [one for one in values if one > values[chosen]]
-    weights = sum(math.exp((one - max(values)) / temperature) for one in values)
-    before = sum(math.exp((one - max(values)) / temperature) for one in likelier) / weights
-    assert before < top_p + 1e-6
+    weights = [math.exp((one - max(values)) / temperature) for one in values]
+    likelier = [one for one in weights if one > weights[chosen] * (1 + 1e-12)]  # what no rounding makes equal
+    assert sum(likelier) / sum(weights) < top_p + 1e-6
 
 
 @pytest.mark.parametrize("scores", [[0.0, math.nan], [math.inf, 0.0], [-math.inf, -math.inf]])

@@ -1,0 +1,183 @@
+"""What knowing costs: `python -m benchmarks.identity`. Validation beside a decode step, hashing beside loading, keys.
+
+Every pair that is compared is taken in turns, in one process, and all samples are kept.
+"""
+
+import argparse
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.inputs import SMOLLM2
+from benchmarks.machine import environment, machine_name
+from benchmarks.table import markdown
+
+SCHEMA = "kvouch.benchmarks.identity.1"
+ROOT = Path(__file__).resolve().parent.parent
+KEY_TOKENS, BLOCK_TOKENS = 131_072, 16
+LENGTHS = (1_000, 8_000)
+
+Samples = dict[str, list[float]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.identity", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", help="folder; by default evidence/identity/<date>-<machine>")
+    asked = parser.parse_args()
+    import torch
+
+    from kvouch.loader.home import kvouch_home
+    from kvouch.loader.pull import resolve
+
+    directory = resolve(SMOLLM2, kvouch_home(), lambda stage, done, total: None)
+    samples: dict[str, list[float]] = {**key_samples(), **hash_samples(directory), **validation_samples(directory)}
+    seen = {"capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+    record = environment(ROOT, seen)
+    results = {"schema": SCHEMA, "date": date.today().isoformat(), "seconds": samples}
+    out = Path(asked.out) if asked.out else ROOT / f"evidence/identity/{results['date']}-{machine_name(record)}"
+    out.mkdir(parents=True, exist_ok=True)
+    for name, content in (("results.json", results), ("environment.json", record)):
+        (out / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    table = report(results)
+    (out / "report.md").write_text(table, encoding="utf-8")
+    print(f"{table}\nwritten: {out}")
+    return 0
+
+
+def taken(runs: dict[str, Callable[[], object]], times: int) -> Samples:
+    """Seconds of each run, in turns."""
+    found: Samples = {name: [] for name in runs}
+    for _ in range(times):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            found[name].append(time.perf_counter() - start)
+    return found
+
+
+def key_samples() -> Samples:
+    """All 16-token boundaries of 131,072 ids, beside a plain chain of sha256."""
+    from kvouch.identity.keys import block_keys
+
+    ids = [index * 7_368_787 % 49_152 for index in range(KEY_TOKENS)]
+
+    def chain() -> None:
+        running, data = hashlib.sha256(), b"".join(one.to_bytes(4, "little") for one in ids)
+        for start in range(0, len(data), 4 * BLOCK_TOKENS):
+            running.update(data[start : start + 4 * BLOCK_TOKENS])
+            running.copy().digest()
+
+    return taken({"keys of all blocks": lambda: block_keys("0" * 64, ids, BLOCK_TOKENS), "plain chain": chain}, 15)
+
+
+def hash_samples(directory: Path) -> Samples:
+    """The weights read into private memory, with their hash and without; the whole manifest; a load."""
+    import kvouch
+    from kvouch.artefact.files import ArtefactFiles
+    from kvouch.artefact.manifest import Manifest
+    from kvouch.artefact.reading import HashedFile
+
+    class Unhashed(HashedFile):
+        def _add(self, data: memoryview) -> None:
+            pass
+
+    def read(kind: type[HashedFile]) -> None:
+        files = ArtefactFiles(directory)
+        path = files.path("model.safetensors")
+        with kind(path, path, lambda record: None) as file:
+            file.readinto(memoryview(bytearray(file.size)))
+
+    found = taken(
+        {
+            "weights read": lambda: read(Unhashed),
+            "weights read and hashed": lambda: read(HashedFile),
+            "manifest": lambda: Manifest.of(directory),
+        },
+        7,
+    )
+    return {**found, **taken({"load bf16": lambda: kvouch.load(directory, dtype="bfloat16")}, 3)}
+
+
+def validation_samples(directory: Path) -> Samples:
+    """Identity, versions, ids and verdict of a call that computes nothing, beside a decode step.
+
+    The step is that of 1,000 positions for both lengths: one of 8,000 takes longer. The call is a `prefill` of ids that
+    are all held, which does all that any call does before and after its step.
+    """
+    import kvouch
+    from kvouch.engine.backend import RollbackBackend
+
+    model = kvouch.load(directory, dtype="bfloat16")
+    backend = RollbackBackend(model, capacity=LENGTHS[0] + 64)
+    ids = [index * 7_368_787 % 49_152 for index in range(LENGTHS[1])]
+    backend.prefill(ids[: LENGTHS[0]])
+    step = list(ids[: LENGTHS[0]])
+
+    def decode() -> None:
+        step.append(1)
+        backend.next_logits(step)
+
+    found: Samples = {}
+    held = {}
+    for length in LENGTHS:
+        held[length] = RollbackBackend(model)
+        held[length].state.ids.extend(ids[:length])  # what validation looks at: the cache is not touched
+    runs: dict[str, Callable[[], object]] = {
+        f"validation of {length:,} ids": lambda length=length: held[length].prefill(ids[:length])  # type: ignore[misc]
+        for length in LENGTHS
+    }
+    runs |= {"identity and versions": model.identity, "decode step at 1,000": decode}
+    found |= taken(runs, 30)
+    return {**found, **taken({"fingerprint": model.fingerprint}, 3)}
+
+
+def report(results: dict[str, Any]) -> str:
+    """A table of medians, least and most, and the goals."""
+    seconds: Samples = results["seconds"]
+    rows = [
+        (name, *(f"{1e3 * pick(taken):,.3f}" for pick in (statistics.median, min, max)), str(len(taken)))
+        for name, taken in seconds.items()
+    ]
+    goals = [(name, wanted, found, "yes" if met else "**no**") for name, wanted, found, met in reach(results)]
+    return (
+        f"# What knowing costs\n\n{results['date']}, SmolLM2 135M.\n\n"
+        f"{markdown(('goal', 'wanted', 'found', 'met'), goals)}\n\n"
+        f"Milliseconds.\n\n{markdown(('what', 'median', 'least', 'most', 'samples'), rows)}\n"
+    )
+
+
+def sentence(results: dict[str, Any], link: str) -> str:
+    """What the README says of it."""
+    (_, _, short, _), (_, _, long, _), (_, _, looked, _), (_, _, added, _), (_, _, keys, _) = reach(results)
+    return (
+        f"What that costs, measured on SmolLM2 in bf16 ({results['date']}): {short} of a decode step at 1,000 ids and "
+        f"{long} at 8,000 (identity, versions, ids, verdict), of which {looked} for identity and all versions; hashing "
+        f"adds {added} to reading the weights; the keys of all blocks of {KEY_TOKENS:,} ids take {keys}. Raw samples: "
+        f"[{link}]({link})."
+    )
+
+
+def reach(results: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """The goals: what was wanted, and what was found."""
+    middle = {name: statistics.median(found) for name, found in results["seconds"].items()}
+    shares = [middle[f"validation of {length:,} ids"] / middle["decode step at 1,000"] for length in LENGTHS]
+    added = middle["weights read and hashed"] - middle["weights read"]
+    keys = middle["keys of all blocks"]
+    looked = middle["identity and versions"]
+    return [
+        ("validation, share of a decode step, 1,000 ids", "< 1 %", f"{shares[0]:.2%}", shares[0] < 0.01),
+        ("validation, share of a decode step, 8,000 ids", "< 1 %", f"{shares[1]:.2%}", shares[1] < 0.01),
+        ("identity and every tensor's version", "< 100 us", f"{looked * 1e6:.0f} us", looked < 1e-4),
+        ("hashing, added to reading the weights", "<= 0.2 s", f"{added:.2f} s", added <= 0.2),
+        (f"keys of {KEY_TOKENS:,} ids in blocks of {BLOCK_TOKENS}", "< 20 ms", f"{keys * 1e3:.1f} ms", keys < 0.02),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,6 +29,7 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/kvouch models pull $(MODEL)
 	$(BIN)/python -m benchmarks.torch_path
+	$(BIN)/python -m benchmarks.identity
 
 bench-readme: $(READY)
 	$(BIN)/python -m benchmarks.readme

@@ -15,6 +15,7 @@ from kvouch.engine.backend import CachedBackend, RollbackBackend, UncachedBacken
 from kvouch.engine.model import Model, load
 from kvouch.engine.state import State
 from kvouch.errors import StateDiverged
+from kvouch.identity.keys import pack_ids
 from kvouch.models.forward import forward_cached
 from tiny_models import random_ids
 
@@ -46,7 +47,7 @@ def mis_keyed(model: Model, ids: list[int]) -> State:
     wrong.blocks = [*wrong.blocks[:LAYER], replace(block, down=Scaled(block.down)), *wrong.blocks[LAYER + 1 :]]
     cache = model.static_cache(64)
     forward_cached(model.to_ids(ids), wrong, model.config, cache, scores="none")
-    return State(identity=model.identity(), cache=cache, ids=list(ids))
+    return State(identity=model.identity(), cache=cache, ids=pack_ids(ids))
 
 
 def test_the_token_is_right_and_the_audit_finds_it_every_time(model: Model, report: Callable[[str], None]) -> None:

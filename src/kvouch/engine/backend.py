@@ -5,6 +5,7 @@ calls. `UncachedBackend` reuses nothing; `CachedBackend` is the chapter's; `Roll
 """
 
 import copy
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from kvouch.contract import TILE, Grade, Hit, KVCache, Miss, Progress, Reason, R
 from kvouch.engine.state import Match, State, match
 from kvouch.errors import ContextOverflow, InvalidIds
 from kvouch.identity.identity import Identity
+from kvouch.identity.keys import pack_ids
 from kvouch.models.config import ModelConfig
 
 NOTHING_ASKED = Miss(reused_tokens=0, computed_tokens=0, reason=Reason(cause="nothing asked"), grade=Grade())
@@ -79,8 +81,8 @@ class UncachedBackend:
 
     def compute(self, ids: Sequence[int]) -> tuple[Tensor, KVCache]:
         """Scores [V], and the keys and values that they were computed with."""
-        asked, self.verdict = list(ids), NOTHING_ASKED
-        check_types(asked)
+        self.verdict = NOTHING_ASKED
+        asked = packed(ids)
         check_range(asked, self._model.config)
         now, cache = self._model.current(), self._model.concat_cache()
         scores = _scores(now.forward(asked, cache, scores="last"))
@@ -172,8 +174,8 @@ class CachedBackend:
         return held if found.tokens == held < asked else 0
 
     def _answer(self, ids: Sequence[int], *, rows: Rows) -> Tensor | None:
-        asked, self.verdict = list(ids), NOTHING_ASKED
-        check_types(asked)
+        self.verdict = NOTHING_ASKED
+        asked = packed(ids)
         now, state = self._model.current(), self._state
         found = match(state, now.identity, asked)
         check_range(asked, self._model.config, first=found.tokens)
@@ -214,7 +216,7 @@ class CachedBackend:
             grade=grade,
         )
 
-    def _compute(self, now: Computing, state: State, asked: list[int], first: int, rows: Rows) -> Tensor | None:
+    def _compute(self, now: Computing, state: State, asked: "array[int]", first: int, rows: Rows) -> Tensor | None:
         """Computes [first, len(asked)) behind the kept [0, first); afterwards the state holds just `asked`."""
         scores = None
         try:
@@ -252,12 +254,11 @@ class RollbackBackend(CachedBackend):
         return found.tokens if rows == "none" else min(found.tokens, asked - 1)
 
 
-def check_range(asked: list[int], config: ModelConfig, *, first: int = 0) -> None:
+def check_range(asked: "array[int]", config: ModelConfig, *, first: int = 0) -> None:
     """Raises before any work; ids before `first` equal held ones, which were checked when they came."""
     for index in range(first, len(asked)):
-        value = asked[index]
-        if not 0 <= value < config.vocab_size:
-            raise InvalidIds(f"ids[{index}] is {value}: outside the vocabulary [0, {config.vocab_size})")
+        if asked[index] >= config.vocab_size:
+            raise InvalidIds(f"ids[{index}] is {asked[index]}: outside the vocabulary [0, {config.vocab_size})")
     context = config.max_position_embeddings
     if len(asked) > context:
         raise ContextOverflow(
@@ -265,13 +266,12 @@ def check_range(asked: list[int], config: ModelConfig, *, first: int = 0) -> Non
         )
 
 
-def check_types(asked: list[int]) -> None:
-    """InvalidIds for an empty list, or the first that is no Python int: `==` takes True, 1.0 and arrays for one."""
-    if not asked:
+def packed(ids: Sequence[int]) -> "array[int]":
+    """The ids as they are held and compared; InvalidIds for an empty list, or the first that is no whole number."""
+    found = pack_ids(ids)
+    if not found:
         raise InvalidIds("ids are empty: give at least one")
-    if set(map(type, asked)) - {int}:
-        index, value = next((index, one) for index, one in enumerate(asked) if type(one) is not int)
-        raise InvalidIds(f"ids[{index}] is {value!r}: a whole number (a Python int) is needed")
+    return found
 
 
 def _scores(found: Tensor | None) -> Tensor:

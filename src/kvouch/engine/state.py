@@ -3,12 +3,13 @@
 Knows how to compare; computes nothing.
 """
 
-from collections.abc import Sequence
+from array import array
 from dataclasses import dataclass, field
 
 from kvouch.contract import KVCache, Reason
 from kvouch.engine.prefix import common_length
 from kvouch.identity.identity import Identity
+from kvouch.identity.keys import pack_ids
 
 
 @dataclass(kw_only=True)
@@ -20,7 +21,7 @@ class State:
 
     identity: Identity
     cache: KVCache
-    ids: list[int] = field(default_factory=list)
+    ids: "array[int]" = field(default_factory=lambda: pack_ids([]))
 
     def keep(self, tokens: int) -> None:
         """Keeps the first `tokens` positions and gives the rest up."""
@@ -29,7 +30,7 @@ class State:
 
     def fork(self) -> "State":
         """An independent copy."""
-        return State(identity=self.identity, cache=self.cache.fork(), ids=list(self.ids))
+        return State(identity=self.identity, cache=self.cache.fork(), ids=self.ids[:])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,7 @@ class Match:
     operator_reason: Reason | None = None
 
 
-def match(state: State, identity: Identity, asked: Sequence[int]) -> Match:
+def match(state: State, identity: Identity, asked: "array[int]") -> Match:
     """Compares identity first, then every id: nothing is believed of what was asked before."""
     if not state.ids:
         return Match(tokens=0, reason=Reason(cause="no entry"))

@@ -2,14 +2,16 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvouch.cache.sizing import cache_bytes
 from kvouch.contract import TILE, Hit, Miss
-from kvouch.engine.backend import RollbackBackend
+from kvouch.engine.backend import RollbackBackend, UncachedBackend
 from kvouch.engine.model import Model
 from kvouch.errors import ContextOverflow, InvalidIds
 from kvouch.models.tiny import CONTEXT
+from kvouch.numerics.bits import same_bits
 from scripted import count_positions
 from tiny_models import own_weights, random_ids, tiny_model
 
@@ -122,12 +124,11 @@ def test_capacity_beyond_the_context_is_not_allocated(model: Model) -> None:
     [
         ([], "ids are empty"),
         ([3, 257], r"ids\[1\] is 257: outside the vocabulary \[0, 257\)"),
-        ([3, 1, -1], r"ids\[2\] is -1: outside"),
-        ([3, 2**80], r"ids\[1\] is 1208925819614629174706176: outside"),
-        ([3, 1.5], r"ids\[1\] is 1.5: a whole number"),
-        ([3, "1"], r"ids\[1\] is '1': a whole number"),
-        ([3, None], r"ids\[1\] is None: a whole number"),
-        ([3, True], r"ids\[1\] is True: a whole number"),
+        ([3, 1, -1], r"ids\[2\] is -1; a whole number from 0"),
+        ([3, 2**80], r"ids\[1\] is 1208925819614629174706176; a whole number from 0"),
+        ([3, 1.5], r"ids\[1\] is 1.5; a whole number from 0"),
+        ([3, "1"], r"ids\[1\] is '1'; a whole number from 0"),
+        ([3, None], r"ids\[1\] is None; a whole number from 0"),
     ],
 )
 @pytest.mark.parametrize("call", ["next_logits", "prefill"])
@@ -166,3 +167,18 @@ def test_a_failed_call_leaves_no_verdict_of_an_earlier_one(model: Model) -> None
     with pytest.raises(InvalidIds):
         backend.next_logits([999])
     assert str(backend.verdict) == "miss: reused 0, computed 0; no call has been answered"
+
+
+def test_what_python_takes_for_an_index_is_an_id_warm_and_cold(model: Model) -> None:
+    """numpy's whole numbers, and True for 1: the same scores, a hit on the same ids."""
+    plain = UncachedBackend(model).next_logits([1, 2, 3])
+    asked: list[Any] = [True, np.int64(2), np.int32(3)]
+    warm = RollbackBackend(model)
+    warm.prefill([1, 2])
+    assert same_bits(warm.next_logits(asked), plain)
+    assert same_bits(UncachedBackend(model).next_logits(asked), plain)
+    assert warm.verdict.reused_tokens == 2
+    wrong: Any = [np.array([1, 2]), 2, 3]
+    for backend in (warm, UncachedBackend(model)):
+        with pytest.raises(InvalidIds, match=r"ids\[0\] is array"):
+            backend.next_logits(wrong)

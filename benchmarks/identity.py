@@ -158,8 +158,8 @@ def sentence(results: dict[str, Any], link: str) -> str:
     short, long, looked, behind, added, keys = (found for _, _, found, _ in reach(results))
     return (
         f"What that costs, measured on SmolLM2 in bf16 ({results['date']}): {short} of a decode step at 1,000 ids and "
-        f"{long} at 8,000 (identity, versions, ids, verdict); identity and all versions {looked} ({behind} where a step "
-        f"has just filled the processor's caches); hashing adds {added} to reading the weights; the keys of all blocks of "
+        f"{long} at 8,000 (identity, versions, ids, verdict); identity and all versions {looked} ({behind} where a "
+        f"step has just filled the processor's caches); hashing adds {added} to reading the weights; keys of all blocks of "
         f"{KEY_TOKENS:,} ids take {keys}. Raw samples: [{link}]({link})."
     )
 

@@ -159,8 +159,8 @@ def sentence(results: dict[str, Any], link: str) -> str:
     return (
         f"What that costs, measured on SmolLM2 in bf16 ({results['date']}): {short} of a decode step at 1,000 ids and "
         f"{long} at 8,000 (identity, versions, ids, verdict); identity and all versions {looked} ({behind} where a "
-        f"step has just filled the processor's caches); hashing adds {added} to reading the weights; keys of all blocks of "
-        f"{KEY_TOKENS:,} ids take {keys}. Raw samples: [{link}]({link})."
+        f"step has just filled the processor's caches); hashing adds {added} to reading the weights; "
+        f"keys of all blocks of {KEY_TOKENS:,} ids take {keys}. Raw samples: [{link}]({link})."
     )
 
 

@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -292,3 +295,17 @@ def test_no_model_with_a_flipped_bit_hits(part: int, directory: Path, copy: Path
     backend.next_logits(ASKED)
     assert (backend.verdict.kind, backend.verdict.reason.field) == ("miss", "weights")
     assert len(model.weights.blocks) == LAYERS
+
+
+@pytest.mark.law(9)
+def test_another_process_gives_the_same_identity(directory: Path) -> None:
+    """Restarted, with another hash seed and assertions off: what it stored would be a hit here."""
+    program = "import sys, kvouch; print(kvouch.load(sys.argv[1]).identity().digest)"
+    ran = subprocess.run(
+        [sys.executable, "-O", "-c", program, str(directory)],
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.strip() == fresh(directory).identity().digest

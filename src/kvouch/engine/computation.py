@@ -124,7 +124,8 @@ class Computation:
         result = probe(self._ids(), layers=first, model=whole)
         self.weights.arithmetic = result.arithmetic
         taken = self._fingerprint()
-        baseline = baseline or taken
+        if baseline is None:  # bits need no scores to be compared, and those of a large vocabulary take megabytes
+            baseline = taken if result.grade.name == "within" else replace(taken, scores=taken.scores[:0])
         numerics = self._numerics(result.grade, taken, baseline)
         return Measured(changes=changes, threads=threads, grade=result.grade, baseline=baseline, numerics=numerics)
 

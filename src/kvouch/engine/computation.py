@@ -125,7 +125,7 @@ class Computation:
         self.weights.arithmetic = result.arithmetic
         taken = self._fingerprint()
         if baseline is None:  # bits need no scores to be compared, and those of a large vocabulary take megabytes
-            baseline = taken if result.grade.name == "within" else replace(taken, scores=taken.scores[:0])
+            baseline = taken if result.grade.name == "within" else replace(taken, scores=torch.empty(0))
         numerics = self._numerics(result.grade, taken, baseline)
         return Measured(changes=changes, threads=threads, grade=result.grade, baseline=baseline, numerics=numerics)
 

@@ -36,6 +36,7 @@ class LoadedAdapter:
     watch: Watch
     identity: AdapterIdentity
     computation: Computation
+    base_change: str | None  # of the base that the computation was made of
 
 
 class Model:
@@ -97,6 +98,10 @@ class Model:
         loaded = None if adapter is None else self._adapter(adapter)
         computation = self._base if loaded is None else loaded.computation
         measured = computation.settle()
+        if adapter is not None and loaded is not None and measured.changes[0] != loaded.base_change:
+            loaded = self._adapted(loaded.parts, loaded.watch, loaded.identity)  # of the tensors that there are now
+            self._adapters[adapter], computation = loaded, loaded.computation
+            measured = computation.settle()
         known = self._identities.get(adapter)
         if known is None or known[0] is not measured:
             known = measured, self._identified(measured, loaded)
@@ -180,8 +185,9 @@ class Model:
         scaled = {
             at: [replace(part, scale=part.scale * identity.scale) for part in found] for at, found in parts.items()
         }
+        change = self._watch.look()
         computation = Computation(adapted(self.weights, scaled), self.dtype, self.device, [self._watch, watch])
-        return LoadedAdapter(parts=parts, watch=watch, identity=identity, computation=computation)
+        return LoadedAdapter(parts=parts, watch=watch, identity=identity, computation=computation, base_change=change)
 
     def _identified(self, measured: Measured, adapter: LoadedAdapter | None) -> Identity:
         base, *others = (f"memory:{change}" if change is not None else None for change in measured.changes)

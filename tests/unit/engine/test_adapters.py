@@ -19,8 +19,9 @@ from kvouch.errors import AdapterError, FileError, KvouchError, UnknownAdapter, 
 from kvouch.models.oracle import forward_uncached
 from kvouch.models.tiny import TINY_CONFIGS, tiny_tensors
 from kvouch.numerics.bits import same_bits
+from kvouch.numerics.probe import probe_ids
 from tiny_adapters import CONFIG, LLAMA_TARGETS, lora_tensors, write_adapter, write_gpt2_adapter
-from tiny_models import own_weights, random_ids, tiny_directory
+from tiny_models import own_weights, random_ids, tiny_directory, write_model
 
 IDS: list[int] = random_ids(300, seed=5)[0].tolist()
 
@@ -400,3 +401,27 @@ def test_names_salts_and_paths_of_no_kind(model: Model, tmp_path: Path) -> None:
     for path in (tmp_path / "loop", "a\0b"):
         with pytest.raises(FileError):
             model.load_adapter(path)
+
+
+@pytest.mark.law(1)
+def test_an_adapter_computes_with_the_base_that_there_is(tmp_path: Path) -> None:
+    """A row that the probe does not read, in a tensor that takes the place of another: seen, and computed with."""
+    config = {**TINY_CONFIGS["llama2"], "vocab_size": 1024}
+    model = load(write_model(tmp_path / "model", config, tiny_tensors(config)))
+    asked = set(probe_ids(1024, 1024, torch.device("cpu"))[0].tolist())
+    row = next(one for one in range(1024) if one not in asked)
+    ids = [row] * 5 + [1, 2, 3]
+    bound = model.bind(adapter=model.load_adapter(write_adapter(tmp_path / "a")))
+    before = UncachedBackend(bound).next_logits(ids)
+    weights: Any = model.weights
+    changed = weights.embedding.clone()
+    changed[row] *= 3
+    weights.embedding = changed
+    backend = RollbackBackend(bound)
+    backend.prefill(ids[:-1])
+    after = UncachedBackend(bound).next_logits(ids)
+    assert not same_bits(before, after)
+    model.set_scale("a", 1.0)
+    assert same_bits(backend.next_logits(ids), UncachedBackend(bound).next_logits(ids))
+    assert same_bits(UncachedBackend(bound).next_logits(ids), after)
+    assert backend.verdict.kind == "hit"

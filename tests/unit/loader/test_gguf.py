@@ -34,9 +34,13 @@ def converted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_tensor_has_the_bits_that_transformers_reads(tiny: Path, converted: Path) -> None:
+    """By the library's own reader; `from_pretrained` would want accelerate for a GGUF."""
     transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny.parent, gguf_file=tiny.name, dtype=torch.float32)
-    theirs = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
+    reader = pytest.importorskip("transformers.modeling_gguf_pytorch_utils")
+    config = transformers.AutoConfig.from_pretrained(tiny.parent, gguf_file=tiny.name)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    read = reader.load_gguf_checkpoint(str(tiny), return_tensors=True, model_to_load=model)["tensors"]
+    theirs = {name: torch.as_tensor(tensor) for name, tensor in read.items() if name != "lm_head.weight"}
     ours = load_file(converted / "model.safetensors")
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():

@@ -2,11 +2,12 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvouch.contract import KVCache
+from kvouch.contract import KVCache, Tiles
 from kvouch.engine.model import Model
 from kvouch.numerics.bits import same_bits
 
@@ -29,6 +30,37 @@ def run_chunks(model: Model, ids: Tensor, cache: KVCache, sizes: list[int]) -> I
         scores = model.forward(ids[:, cache.length : cache.length + size], cache)
         assert scores is not None
         yield cache.length, scores
+
+
+class BothCaches:
+    """A concatenating and a static cache that are given the same steps: what attention reads of them must be one.
+
+    The step computes once. Its scores are those of either cache, since the tiles have the same bits in both.
+    """
+
+    def __init__(self, model: Model, length: int) -> None:
+        self.concat, self.static = model.concat_cache(), model.static_cache(length)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.static, name)
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        grown, written = self.concat.update(layer, keys, values), self.static.update(layer, keys, values)
+        assert all(same_bits(a, b) for a, b in zip(grown, written, strict=True)), f"layer {layer}"
+        return written
+
+    def tiles(self, layer: int) -> Tiles:
+        grown, written = self.concat.tiles(layer), self.static.tiles(layer)
+        assert all(same_bits(a, b) for a, b in zip(grown, written, strict=True)), f"layer {layer}"
+        return written
+
+    def advance(self, new_positions: int) -> None:
+        self.concat.advance(new_positions)
+        self.static.advance(new_positions)
+
+    def rollback(self, length: int) -> None:
+        self.concat.rollback(length)
+        self.static.rollback(length)
 
 
 def differences(a: KVCache, b: KVCache) -> list[str]:

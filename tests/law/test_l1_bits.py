@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from chunkings import COARSE, all_scores, differences, random_chunks, run_chunks
-from kvouch.contract import TILE, KVCache
+from chunkings import COARSE, BothCaches, all_scores, differences, random_chunks, run_chunks
+from kvouch.contract import TILE
 from kvouch.engine.model import Model, load
 from kvouch.loader.checkpoint import DtypeName
 from kvouch.models.tiny import TINY_CONFIGS
@@ -27,20 +28,16 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def cache_in_turn(model: Model, number: int, length: int) -> KVCache:
-    """A concatenating cache for even numbers, a static one for odd ones."""
-    return model.static_cache(length) if number % 2 else model.concat_cache()
-
-
 def check_chunkings(model: Model, plans: list[list[int]]) -> None:
     ids = random_ids(TINY_LENGTH)
     reference = model.static_cache(TINY_LENGTH)
     wanted = all_scores(model, ids, reference)
-    for number, plan in enumerate(plans):
-        cache = cache_in_turn(model, number, TINY_LENGTH)
-        for length, scores in run_chunks(model, ids, cache, plan):
-            assert same_bits(scores, wanted[:, length - 1]), f"plan {number}: scores at {length - 1}"
-        assert differences(cache, reference) == [], f"plan {number}"
+    for plan in plans:
+        both: Any = BothCaches(model, TINY_LENGTH)
+        for length, scores in run_chunks(model, ids, both, plan):
+            assert same_bits(scores, wanted[:, length - 1]), f"scores at {length - 1}"
+        for cache in (both.concat, both.static):
+            assert differences(cache, reference) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -48,7 +45,7 @@ def check_chunkings(model: Model, plans: list[list[int]]) -> None:
 def test_chunking_changes_no_bit_of_a_tiny_model(family: str, dtype: DtypeName) -> None:
     model = tiny_model(family, dtype)
     assert model.grade.name == "bitwise"
-    one_by_one = [[1] * TINY_LENGTH] * 2 if family in ("gpt2", "smollm2") else []
+    one_by_one = [[1] * TINY_LENGTH] if family in ("gpt2", "smollm2") else []
     check_chunkings(model, [*one_by_one, *(random_chunks(TINY_LENGTH, seed) for seed in range(2))])
 
 
@@ -57,29 +54,25 @@ def test_chunking_changes_no_bit_of_a_tiny_model(family: str, dtype: DtypeName) 
 def test_no_number_of_threads_changes_a_bit_under_chunking(family: str, dtype: DtypeName, threads: int) -> None:
     """A model that was probed with one number of threads is probed again with another."""
     model = tiny_model(family, dtype)
-    check_chunkings(model, [random_chunks(TINY_LENGTH, threads, COARSE)] * 2)
+    check_chunkings(model, [random_chunks(TINY_LENGTH, threads, COARSE)])
     assert (model.threads, model.grade.name) == (threads, "bitwise")
 
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunking_changes_no_bit_of_the_real_model(dtype: DtypeName, smollm2_dir: Path) -> None:
-    """One-shot and token by token with both caches, and 20 random chunkings with each in turn, over a tile edge."""
+    """One-shot prefill, token by token, and 20 random chunkings, over a tile edge, with both caches."""
     model, length = load(smollm2_dir, dtype=dtype), TILE + 9
     assert model.grade.name == "bitwise"
     ids = random_ids(length, vocabulary=model.config.vocab_size)
-    one_by_one = model.static_cache(length)
-    wanted = dict(run_chunks(model, ids, one_by_one, [1] * length))
-    grown = model.concat_cache()
-    for at, scores in run_chunks(model, ids, grown, [1] * length):
-        assert same_bits(scores, wanted[at]), f"concat: scores at {at - 1}"
-    assert differences(grown, one_by_one) == []
-    plans = [[length], [length], *(random_chunks(length, seed, COARSE) for seed in range(20))]
-    for number, plan in enumerate(plans):
-        cache = cache_in_turn(model, number, length)
-        for at, scores in run_chunks(model, ids, cache, plan):
-            assert same_bits(scores, wanted[at]), f"plan {number} {plan}: scores at {at - 1}"
-        assert differences(cache, one_by_one) == [], f"plan {number} {plan}"
+    reference = model.static_cache(length)
+    wanted = dict(run_chunks(model, ids, reference, [1] * length))
+    for plan in [[1] * length, [length], *(random_chunks(length, seed, COARSE) for seed in range(20))]:
+        both: Any = BothCaches(model, length)
+        for at, scores in run_chunks(model, ids, both, plan):
+            assert same_bits(scores, wanted[at]), f"{plan}: scores at {at - 1}"
+        for cache in (both.concat, both.static):
+            assert differences(cache, reference) == [], f"{plan}"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

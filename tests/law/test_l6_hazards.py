@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from kvouch.artefact.manifest import Manifest
 from kvouch.contract import Miss
 from kvouch.engine.backend import CachedBackend, RollbackBackend, UncachedBackend
-from kvouch.engine.model import BoundModel, Model, load
+from kvouch.engine.bound import BoundModel
+from kvouch.engine.model import Model, load
 from kvouch.engine.state import State
 from kvouch.errors import KvouchError
 from kvouch.identity.identity import Identity

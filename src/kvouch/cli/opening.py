@@ -9,7 +9,8 @@ from kvouch.cli.progress import progress_on_stderr
 from kvouch.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvouch.engine.model import BoundModel, Model
+    from kvouch.engine.bound import BoundModel
+    from kvouch.engine.model import Model
     from kvouch.loader.tokenizer import Tokenizer
 
 MOST_THREADS = 1024

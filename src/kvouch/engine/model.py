@@ -14,6 +14,7 @@ from kvouch.cache.static import StaticCache
 from kvouch.contract import TILE, Grade, KVCache, Progress, Rows
 from kvouch.digest import canonical_json
 from kvouch.engine.backend import RollbackBackend
+from kvouch.engine.bound import BoundModel, Current
 from kvouch.engine.computation import Computation, Measured, Watch
 from kvouch.errors import InvalidIds, UnknownAdapter, UsageError
 from kvouch.identity.identity import AdapterIdentity, Identity
@@ -21,7 +22,6 @@ from kvouch.loader.adapter import read_adapter
 from kvouch.loader.checkpoint import DTYPES, Checkpoint, DtypeName, read_checkpoint, return_freed_memory
 from kvouch.loader.home import kvouch_home
 from kvouch.loader.pull import resolve
-from kvouch.models.config import ModelConfig
 from kvouch.models.lora import Parts, adapted
 from kvouch.models.step import TorchWeights
 
@@ -93,7 +93,7 @@ class Model:
 
     # Who it is.
 
-    def current(self, *, adapter: str | None = None, salt: str = "") -> "Current":
+    def current(self, *, adapter: str | None = None, salt: str = "") -> Current:
         """What is computed now, and under which identity: it computes the same, whatever is loaded meanwhile."""
         loaded = None if adapter is None else self._adapter(adapter)
         computation = self._base if loaded is None else loaded.computation
@@ -161,7 +161,7 @@ class Model:
 
     # Use.
 
-    def bind(self, *, adapter: str | None = None, salt: str = "") -> "BoundModel":
+    def bind(self, *, adapter: str | None = None, salt: str = "") -> BoundModel:
         """The model as one tenant uses it: with this adapter, under this salt."""
         if adapter is not None:
             self._adapter(adapter)
@@ -208,52 +208,6 @@ class Model:
         if found is None:
             raise UnknownAdapter(f"adapter {name!r} is not loaded; loaded are {sorted(self._adapters) or 'none'}")
         return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class Current:
-    """One computation, held for as long as a call takes, and its identity."""
-
-    model: Model
-    computation: Computation
-    identity: Identity
-    grade: Grade
-
-    def forward(self, ids: Sequence[int], cache: KVCache, *, scores: Rows) -> Tensor | None:
-        """`forward_cached` on one sequence of ids."""
-        return self.computation.forward(self.model.to_ids(ids), cache, scores)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundModel:
-    """A model with one adapter under one salt: what a backend is made for."""
-
-    model: Model
-    adapter: str | None
-    salt: str
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def grade(self) -> Grade:
-        return self.current().grade
-
-    def current(self) -> Current:
-        return self.model.current(adapter=self.adapter, salt=self.salt)
-
-    def identity(self) -> Identity:
-        return self.current().identity
-
-    def fingerprint(self) -> str:
-        return self.model.fingerprint(adapter=self.adapter)
-
-    def concat_cache(self) -> ConcatCache:
-        return self.model.concat_cache()
-
-    def static_cache(self, capacity: int) -> StaticCache:
-        return self.model.static_cache(capacity)
 
 
 def load(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from commands import run
+from kvouch.cli.differences import of_fields
 from kvouch.contract import Grade, Hit, Miss, Reason
 from kvouch.engine.model import load
 from tiny_adapters import write_adapter
@@ -98,3 +99,14 @@ def test_what_can_not_be_explained_is_one_line(content: str, capsys: Capture, mo
     identity = tmp_path / "identity.json"
     identity.write_text(json.dumps(load(model).identity().to_dict()))
     assert run(capsys, "explain", model, identity).status == 2
+
+
+@pytest.mark.parametrize(("a", "b"), [({"x": None}, {}), ({"x": 1}, {"x": 1.0}), ({"x": 1}, {"x": True})], ids=repr)
+def test_fields_that_python_takes_for_equal_differ(a: dict[str, object], b: dict[str, object]) -> None:
+    assert len(of_fields(a, b)) == 1
+    assert of_fields(a, a) == []
+
+
+def test_a_scale_without_an_adapter_is_wrong_usage(capsys: Capture, model: Path) -> None:
+    ran = run(capsys, "generate", "a", "--model", model, "--adapter-scale", "0.5")
+    assert (ran.status, ran.err) == (2, "kvouch: --adapter-scale needs an --adapter\n")

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from kvouch.contract import Arithmetic, Grade
 from kvouch.engine.backend import RollbackBackend, UncachedBackend
 from kvouch.engine.model import Model, load
 from kvouch.models.tiny import TINY_CONFIGS, tiny_tensors
 from kvouch.numerics.bits import same_bits
-from kvouch.numerics.probe import probe_ids
+from kvouch.numerics.probe import ProbeResult, probe_ids
 from tiny_models import random_ids, tiny_directory, write_model
 
 pytestmark = pytest.mark.law(1)
@@ -166,3 +167,21 @@ def test_a_model_loaded_in_inference_mode_still_has_versions(tmp_path: Path) -> 
     before = model.identity()
     scale_a_product(model)
     assert model.identity() != before
+
+
+def test_at_grade_within_a_change_that_was_seen_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another number of threads the probe is taken again, and compared with the first one still."""
+    within = ProbeResult(arithmetic=Arithmetic(), grade=Grade(name="within", tolerance=1e-3))
+    monkeypatch.setattr("kvouch.engine.computation.probe", lambda *arguments, **named: within)
+    model = load(tiny_directory(tmp_path / "model", "smollm2"))
+    before = model.identity()
+    assert before.numerics.startswith("names:")
+    model.fingerprint()
+    assert model.identity() is before
+    model.weights.tables[0].data.mul_(1.5)
+    model.fingerprint()
+    assert model.identity().numerics.startswith("moved:")
+    torch.set_num_threads(3 if torch.get_num_threads() != 3 else 2)
+    assert model.identity().numerics.startswith("moved:")

@@ -1,0 +1,63 @@
+"""A model as one caller uses it: bound to an adapter and a salt, and held for the length of a call. Holds no cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from kvouch.cache.concat import ConcatCache
+from kvouch.cache.static import StaticCache
+from kvouch.contract import Grade, KVCache, Rows
+from kvouch.engine.computation import Computation
+from kvouch.identity.identity import Identity
+from kvouch.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from kvouch.engine.model import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Current:
+    """One computation, held for as long as a call takes, and its identity."""
+
+    model: "Model"
+    computation: Computation
+    identity: Identity
+    grade: Grade
+
+    def forward(self, ids: Sequence[int], cache: KVCache, *, scores: Rows) -> Tensor | None:
+        """`forward_cached` on one sequence of ids."""
+        return self.computation.forward(self.model.to_ids(ids), cache, scores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundModel:
+    """A model with one adapter under one salt: what a backend is made for."""
+
+    model: "Model"
+    adapter: str | None
+    salt: str
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def grade(self) -> Grade:
+        return self.current().grade
+
+    def current(self) -> Current:
+        return self.model.current(adapter=self.adapter, salt=self.salt)
+
+    def identity(self) -> Identity:
+        return self.current().identity
+
+    def fingerprint(self) -> str:
+        return self.model.fingerprint(adapter=self.adapter)
+
+    def concat_cache(self) -> ConcatCache:
+        return self.model.concat_cache()
+
+    def static_cache(self, capacity: int) -> StaticCache:
+        return self.model.static_cache(capacity)

@@ -15,6 +15,9 @@ from torch import Tensor
 TILE = 256
 """Width in positions of one attention tile. Tiles are absolute: [0, TILE), [TILE, 2 * TILE), ..."""
 
+BLOCK = 16
+"""Positions of one block of a cache that keeps the compiled step's layout. Blocks are absolute, as tiles are."""
+
 Rows = Literal["last", "all", "none"]
 """Which of the new positions get scores."""
 
@@ -222,4 +225,7 @@ class Refused(Verdict):
 
 
 Progress = Callable[[str, int, int], None]
-"""Told of long work: stage, done, total."""
+"""Told of long work: stage, done, total. What it raises ends the work, as if it had not begun."""
+
+LayerWatch = Callable[[int], None]
+"""Told of each layer that a step has computed; what it raises cancels the step."""

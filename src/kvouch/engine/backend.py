@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 from torch import Tensor
 
-from kvouch.contract import TILE, Grade, Hit, KVCache, Miss, Progress, Reason, Refused, Rows, Verdict
+from kvouch.contract import TILE, Grade, Hit, KVCache, LayerWatch, Miss, Progress, Reason, Refused, Rows, Verdict
 from kvouch.engine.state import Match, State, match
 from kvouch.errors import ContextOverflow, InvalidIds
 from kvouch.identity.identity import Identity
@@ -41,7 +41,9 @@ class Computing(Protocol):
     def identity(self) -> Identity: ...
     @property
     def grade(self) -> Grade: ...
-    def forward(self, ids: Sequence[int], cache: KVCache, *, scores: Rows) -> Tensor | None: ...
+    def forward(
+        self, ids: Sequence[int], cache: KVCache, *, scores: Rows, watch: LayerWatch | None = None
+    ) -> Tensor | None: ...
 
 
 class Computes(Protocol):
@@ -50,8 +52,7 @@ class Computes(Protocol):
     @property
     def config(self) -> ModelConfig: ...
     def current(self) -> Computing: ...
-    def concat_cache(self) -> KVCache: ...
-    def static_cache(self, capacity: int) -> KVCache: ...
+    def new_cache(self, capacity: int) -> KVCache: ...
 
 
 @dataclass(kw_only=True)
@@ -84,7 +85,7 @@ class UncachedBackend:
         self.verdict = NOTHING_ASKED
         asked = packed(ids)
         check_range(asked, self._model.config)
-        now, cache = self._model.current(), self._model.concat_cache()
+        now, cache = self._model.current(), self._model.new_cache(len(asked))
         scores = _scores(now.forward(asked, cache, scores="last"))
         self.counters.calls += 1
         self.counters.positions += len(asked)
@@ -98,7 +99,7 @@ class CachedBackend:
     """The chapter's: one cache, a hit exactly where it holds all ids but the last k >= 1; otherwise it is thrown away.
 
     Whatever raises (InvalidIds and ContextOverflow before any work, NonFinite or an interrupt in it) leaves a prefix
-    that was there before and nothing else. `progress` is told of the positions of a call that crosses a tile edge.
+    that was there before and nothing else. `progress` is told how far a call of more than a tile is, layer by layer.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class CachedBackend:
         write: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        """On a cache that `new_cache` makes; by default a static one for `capacity` positions, which grows.
+        """On a cache that `new_cache` makes; by default the model's fastest, for `capacity` positions, which grows.
 
         Without `read` a call reuses nothing; without `write` it leaves what was held before it, and works on a copy
         (what a call computed is computed again by the next).
@@ -119,7 +120,7 @@ class CachedBackend:
         self._model, self._progress = model, progress
         self._read, self._write = read, write
         room = min(capacity, model.config.max_position_embeddings)
-        self._new_cache = new_cache if new_cache is not None else partial(model.static_cache, room)
+        self._new_cache = new_cache if new_cache is not None else partial(model.new_cache, room)
         self._state = State(identity=model.current().identity, cache=self._new_cache())
         self._quarantined = False
         self.counters = Counters()
@@ -223,23 +224,29 @@ class CachedBackend:
             self._make_room(state, len(asked))
             for start, stop in _pieces(first, len(asked)):
                 last = stop == len(asked)
-                scores = now.forward(asked[start:stop], state.cache, scores=rows if last else "none")
-                if self._progress is not None and len(asked) - first > TILE:
-                    self._progress("prefill", stop - first, len(asked) - first)
+                watch = self._told(start - first, stop - first, len(asked) - first)
+                scores = now.forward(asked[start:stop], state.cache, scores=rows if last else "none", watch=watch)
+                if watch is not None:
+                    watch(self._model.config.num_hidden_layers - 1)
             state.ids.extend(asked[first:])
         except BaseException:
             state.keep(first)
             raise
         return scores
 
+    def _told(self, start: int, stop: int, total: int) -> LayerWatch | None:
+        """Tells of the layers of positions [start, stop) out of a total as of so many positions."""
+        progress, layers = self._progress, self._model.config.num_hidden_layers
+        if progress is None or total <= TILE:
+            return None
+        return lambda layer: progress("prefill", start + (stop - start) * (layer + 1) // layers, total)
+
     def _make_room(self, state: State, positions: int) -> None:
         """Moves to a cache of twice the size, or of what is needed, where the present one is too small."""
         old = state.cache
         if old.max_length is None or positions <= old.max_length:
             return
-        new = self._model.static_cache(
-            min(max(positions, 2 * old.capacity), self._model.config.max_position_embeddings)
-        )
+        new = self._model.new_cache(min(max(positions, 2 * old.capacity), self._model.config.max_position_embeddings))
         if old.length:
             for layer in range(old.num_layers):
                 new.update(layer, *old.read(layer))

@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kvouch.cache.concat import ConcatCache
-from kvouch.cache.static import StaticCache
-from kvouch.contract import Grade, KVCache, Rows
+from kvouch.contract import Grade, KVCache, LayerWatch, Rows
 from kvouch.engine.computation import Computation
 from kvouch.identity.identity import Identity
 from kvouch.models.config import ModelConfig
@@ -26,9 +24,11 @@ class Current:
     identity: Identity
     grade: Grade
 
-    def forward(self, ids: Sequence[int], cache: KVCache, *, scores: Rows) -> Tensor | None:
+    def forward(
+        self, ids: Sequence[int], cache: KVCache, *, scores: Rows, watch: LayerWatch | None = None
+    ) -> Tensor | None:
         """`forward_cached` on one sequence of ids."""
-        return self.computation.forward(self.model.to_ids(ids), cache, scores)
+        return self.computation.forward(self.model.to_ids(ids), cache, scores, watch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,5 @@ class BoundModel:
     def fingerprint(self) -> str:
         return self.model.fingerprint(adapter=self.adapter)
 
-    def concat_cache(self) -> ConcatCache:
-        return self.model.concat_cache()
-
-    def static_cache(self, capacity: int) -> StaticCache:
-        return self.model.static_cache(capacity)
+    def new_cache(self, capacity: int) -> KVCache:
+        return self.model.new_cache(capacity)

@@ -12,13 +12,12 @@ from threading import Lock, RLock
 import torch
 from torch import Tensor
 
-from kvouch.cache.concat import ConcatCache
-from kvouch.contract import Grade, KVCache, Rows
+from kvouch.contract import Grade, KVCache, LayerWatch, Rows
 from kvouch.digest import Digest, canonical_json
 from kvouch.errors import UsageError
 from kvouch.loader.probed import Probed
 from kvouch.models.forward import forward_cached
-from kvouch.models.step import TorchWeights
+from kvouch.models.step import ModelWeights
 from kvouch.numerics.fingerprint import Fingerprint, add_tensor, fingerprint
 from kvouch.numerics.probe import probe, probe_ids
 
@@ -79,7 +78,7 @@ class Computation:
     """The weights of a model, with or without an adapter; measured when made, and again when something moved."""
 
     def __init__(
-        self, weights: TorchWeights, dtype: torch.dtype, device: torch.device, watches: Sequence[Watch]
+        self, weights: ModelWeights, dtype: torch.dtype, device: torch.device, watches: Sequence[Watch]
     ) -> None:
         """`watches` look at all tensors of the weights: the base's first."""
         self.weights, self._dtype, self._device, self._watches = weights, dtype, device, watches
@@ -87,13 +86,18 @@ class Computation:
         self.measured = self._measure(self._look(), None)
 
     def settle(self) -> Measured:
-        """Looks at every tensor's version and at the number of threads; measures again where either moved."""
+        """Looks at every tensor's version and at the number of threads; measures again where either moved.
+
+        Threads share out the rows and outputs of a step that is exact by construction: it is not measured again.
+        """
         with self._lock:
             changes, before = self._look(), self.measured
             if changes != before.changes:
                 self.measured = self._measure(changes, None)
             elif torch.get_num_threads() != before.threads:
-                self.measured = self._measure(changes, before.baseline)
+                again = not self.weights.path.exact
+                now = self._measure(changes, before.baseline) if again else before
+                self.measured = replace(now, threads=torch.get_num_threads())
             return self.measured
 
     def settle_threads(self) -> None:
@@ -110,35 +114,46 @@ class Computation:
                 self.measured = replace(before, numerics=numerics)
             return taken.digest
 
-    def forward(self, ids: Tensor, cache: KVCache, scores: Rows) -> Tensor | None:
+    def forward(
+        self, ids: Tensor, cache: KVCache, scores: Rows, watch: LayerWatch | None = None
+    ) -> Tensor | None:
         """`forward_cached` on ids [B, T]."""
-        return forward_cached(ids, self.weights, self.weights.config, cache, scores=scores)
+        return forward_cached(ids, self.weights, self.weights.config, cache, scores=scores, watch=watch)
 
     def _look(self) -> tuple[str | None, ...]:
         return tuple(watch.look() for watch in self._watches)
 
     def _measure(self, changes: tuple[str | None, ...], baseline: Fingerprint | None) -> Measured:
-        config, threads = self.weights.config, torch.get_num_threads()
-        first = Probed(self.weights, PROBED_LAYERS, self._dtype, self._device)
-        whole = Probed(self.weights, config.num_hidden_layers, self._dtype, self._device)
+        threads, exact = torch.get_num_threads(), self.weights.path.exact
+        probed = None if exact else self._probe()
+        taken = self._fingerprint()
+        grade = probed if probed is not None else taken.grade
+        if baseline is None:  # bits need no scores to be compared, and those of a large vocabulary take megabytes
+            baseline = taken if grade.name == "within" else replace(taken, scores=torch.empty(0))
+        numerics = self._numerics(grade, taken, baseline)
+        return Measured(changes=changes, threads=threads, grade=grade, baseline=baseline, numerics=numerics)
+
+    def _probe(self) -> Grade:
+        """Finds the quanta of rows under which the weights are exact here, and sets them."""
+        layers = self.weights.config.num_hidden_layers
+        first, whole = (
+            Probed(self.weights, count, self._dtype, self._device) for count in (PROBED_LAYERS, layers)
+        )
         result = probe(self._ids(), layers=first, model=whole)
         self.weights.arithmetic = result.arithmetic
-        taken = self._fingerprint()
-        if baseline is None:  # bits need no scores to be compared, and those of a large vocabulary take megabytes
-            baseline = taken if result.grade.name == "within" else replace(taken, scores=torch.empty(0))
-        numerics = self._numerics(result.grade, taken, baseline)
-        return Measured(changes=changes, threads=threads, grade=result.grade, baseline=baseline, numerics=numerics)
+        return result.grade
 
     def _numerics(self, grade: Grade, taken: Fingerprint, baseline: Fingerprint) -> str:
         if grade.name == "bitwise":
-            return f"bits:{taken.digest}"
+            return f"bits:{self.weights.path.kernels}{taken.digest}"
         if taken.difference(baseline) <= grade.tolerance:
-            return f"names:{numerics_names(self._device)}"
+            return f"names:{self.weights.path.kernels}{numerics_names(self._device)}"
         return f"moved:{taken.digest}"
 
     def _fingerprint(self) -> Fingerprint:
-        cache = ConcatCache(self.weights.config, dtype=self._dtype, device=self._device)
-        return fingerprint(self.forward, cache, self._ids(), self.weights.tables)
+        config, ids = self.weights.config, self._ids()
+        cache = self.weights.path.new_cache(config, ids.shape[1], dtype=self._dtype, device=self._device)
+        return fingerprint(self.forward, cache, ids, self.weights.tables)
 
     def _ids(self) -> Tensor:
         return probe_ids(self.weights.config.vocab_size, self.weights.config.max_position_embeddings, self._device)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvouch.cache.concat import ConcatCache
 from kvouch.cache.static import StaticCache
-from kvouch.contract import TILE, Grade, KVCache, Progress, Rows
+from kvouch.contract import TILE, Grade, KVCache, LayerWatch, Progress, Rows
 from kvouch.digest import canonical_json
 from kvouch.engine.backend import RollbackBackend
 from kvouch.engine.bound import BoundModel, Current
@@ -23,7 +23,8 @@ from kvouch.loader.checkpoint import DTYPES, Checkpoint, DtypeName, read_checkpo
 from kvouch.loader.home import kvouch_home
 from kvouch.loader.pull import resolve
 from kvouch.models.lora import Parts, adapted
-from kvouch.models.step import TorchWeights
+from kvouch.models.paths import PathName
+from kvouch.models.step import ModelWeights
 
 LARGEST = 3e38  # of a scale: corrections are computed in float32
 
@@ -51,6 +52,7 @@ class Model:
         self.tokenizer = checkpoint.tokenizer
         self.dtype, self.device = checkpoint.dtype, checkpoint.device
         self.manifest = checkpoint.manifest
+        self.not_compiled = checkpoint.not_compiled
         self._watch = Watch(checkpoint.weights.tensors)
         self._base = Computation(checkpoint.weights, self.dtype, self.device, [self._watch])
         self._adapters: dict[str, LoadedAdapter] = {}
@@ -58,12 +60,17 @@ class Model:
         self._identities: dict[str | None, tuple[Measured, Identity]] = {}
 
     @property
-    def weights(self) -> TorchWeights:
+    def weights(self) -> ModelWeights:
         return self._base.weights
 
     @property
     def grade(self) -> Grade:
         return self._base.measured.grade
+
+    @property
+    def path(self) -> str:
+        """What computes: `torch`, or `compiled` and the instruction set."""
+        return self.weights.path.name
 
     @property
     def threads(self) -> int:
@@ -72,10 +79,17 @@ class Model:
 
     # What is computed.
 
-    def forward(self, ids: Tensor | Sequence[int], cache: KVCache, *, scores: Rows = "last") -> Tensor | None:
+    def forward(
+        self,
+        ids: Tensor | Sequence[int],
+        cache: KVCache,
+        *,
+        scores: Rows = "last",
+        watch: LayerWatch | None = None,
+    ) -> Tensor | None:
         """`forward_cached` on ids [B, T], or on one sequence of ids; with another number of threads, probes first."""
         self._base.settle_threads()
-        return self._base.forward(self.to_ids(ids), cache, scores)
+        return self._base.forward(self.to_ids(ids), cache, scores, watch)
 
     def to_ids(self, ids: Tensor | Sequence[int]) -> Tensor:
         """Int64 [B, T] on the model's device; InvalidIds where they are no whole numbers."""
@@ -90,6 +104,10 @@ class Model:
 
     def static_cache(self, capacity: int, *, batch: int = 1) -> StaticCache:
         return StaticCache(self.config, capacity=capacity, batch=batch, dtype=self.dtype, device=self.device)
+
+    def new_cache(self, capacity: int) -> KVCache:
+        """The cache that this model is fastest with, for one sequence; the other two work with every path."""
+        return self.weights.path.new_cache(self.config, capacity, dtype=self.dtype, device=self.device)
 
     # Who it is.
 
@@ -137,7 +155,7 @@ class Model:
         scale, name = _scale(scale), _text("name", name)
         with torch.inference_mode(False):
             found = read_adapter(Path(directory), self.weights)
-            parts = found.parts(self.device)
+            parts = found.parts(self.weights.path.pack, self.device)
         identity = AdapterIdentity(digest=found.digest, scale=scale)
         if name is None:
             name = found.name
@@ -215,19 +233,29 @@ def load(
     *,
     dtype: DtypeName = "auto",
     device: str = "cpu",
+    path: PathName = "auto",
     ignore_config_fields: Iterable[str] = (),
+    allow_nonfinite: bool = False,
     home: Path | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Model:
     """Loads a model directory, a name of the catalogue or a hub id (`owner/name[@revision]`).
 
-    `dtype="auto"` is the tensors' own; the config's, where they have several; both must agree. Raises UsageError,
-    UnknownModel, DownloadError, FileError, ConfigError, TensorError, and NonFinite where weights compute no numbers.
+    `dtype="auto"` is the tensors' own; the config's, where they have several; both must agree. `path="auto"` is the
+    compiled step where it can be, and torch otherwise (`Model.not_compiled` says why). Raises UsageError, UnknownModel,
+    DownloadError, FileError, ConfigError, TensorError, and NonFinite where weights hold or compute no numbers.
     """
     if dtype not in ("auto", *DTYPES):
         raise UsageError(f"dtype is {dtype!r}; give one of {['auto', *DTYPES]}")
     directory = resolve(str(path_or_name), home or kvouch_home(), progress)
-    checkpoint = read_checkpoint(directory, dtype=dtype, device=device, ignore_config_fields=ignore_config_fields)
+    checkpoint = read_checkpoint(
+        directory,
+        dtype=dtype,
+        device=device,
+        path=path,
+        ignore_config_fields=ignore_config_fields,
+        allow_nonfinite=allow_nonfinite,
+    )
     model = Model(str(path_or_name), checkpoint)
     return_freed_memory()
     return model

@@ -6,7 +6,7 @@ refused by name. Layout: https://huggingface.co/docs/peft (checkpoint format).
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -19,9 +19,9 @@ from kvouch.artefact.files import ArtefactFiles
 from kvouch.artefact.manifest import Manifest
 from kvouch.errors import AdapterError
 from kvouch.loader.safetensors import read_safetensors
-from kvouch.models.linear import pack
+from kvouch.models.linear import Linear
 from kvouch.models.lora import LoraPart, Parts
-from kvouch.models.step import Target, TorchWeights
+from kvouch.models.step import Target, ModelWeights
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -82,7 +82,7 @@ class Adapter:
     digest: str
     tensors: tuple[LoraTensors, ...]
 
-    def parts(self, device: torch.device) -> Parts:
+    def parts(self, pack: Callable[[Tensor], Linear], device: torch.device) -> Parts:
         """Its corrections, packed, at scale 1."""
         found: dict[tuple[int, str], list[LoraPart]] = {}
         for one in self.tensors:
@@ -97,7 +97,7 @@ class Adapter:
         return found
 
 
-def read_adapter(directory: Path, weights: TorchWeights) -> Adapter:
+def read_adapter(directory: Path, weights: ModelWeights) -> Adapter:
     """An adapter for these weights. Raises FileError, and AdapterError that names the field or tensor that is wrong."""
     files = ArtefactFiles(directory)
     config = _Config(files.json(CONFIG), f"{files.directory / CONFIG}")
@@ -187,7 +187,7 @@ def _first_match(patterns: Mapping[str, float], module: str, default: float) -> 
 
 
 def _modules(
-    tensors: Mapping[str, Tensor], config: _Config, weights: TorchWeights, where: str
+    tensors: Mapping[str, Tensor], config: _Config, weights: ModelWeights, where: str
 ) -> list[tuple[str, int, Target]]:
     """Every product that the config means: name, layer, target. AdapterError where the tensors are not theirs."""
     known = [

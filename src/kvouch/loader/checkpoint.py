@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Any, Literal
 
 import torch
@@ -19,8 +19,9 @@ from kvouch.loader.tokenizer import Tokenizer, load_tokenizer
 from kvouch.models.config import ModelConfig
 from kvouch.models.gpt2 import GPT2Weights
 from kvouch.models.llama import LlamaWeights
+from kvouch.models.paths import PathName, choose_path
 from kvouch.models.source import TensorSource
-from kvouch.models.step import TorchWeights
+from kvouch.models.step import ModelWeights, Path, TorchPath
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
@@ -31,7 +32,8 @@ class Checkpoint:
     """What a model directory holds, read once; the manifest is of the bytes that were read."""
 
     config: ModelConfig
-    weights: TorchWeights
+    weights: ModelWeights
+    not_compiled: str | None  # why the compiled step does not compute them
     tokenizer: Tokenizer | None
     dtype: torch.dtype
     device: torch.device
@@ -39,9 +41,15 @@ class Checkpoint:
 
 
 def read_checkpoint(
-    directory: Path, *, dtype: DtypeName, device: str, ignore_config_fields: Iterable[str] = ()
+    directory: FilePath,
+    *,
+    dtype: DtypeName,
+    device: str,
+    path: PathName = "auto",
+    ignore_config_fields: Iterable[str] = (),
+    allow_nonfinite: bool = False,
 ) -> Checkpoint:
-    """Reads and packs a model. Raises FileError, ConfigError and TensorError."""
+    """Reads and packs a model. Raises FileError, ConfigError, TensorError, and UsageError for a path."""
     files = ArtefactFiles(directory)
     fields = files.json("config.json")
     where = str(files.directory)
@@ -50,10 +58,13 @@ def read_checkpoint(
         tensors = read_tensors(files, config.family)
         chosen = _dtype(dtype, fields, tensors, where)
         target = torch.empty(0, device=device).device
-        weights = _build(config, tensors, chosen, target, where)
+        choice = choose_path(path, config, chosen, target)
+        source = CheckpointSource(tensors, dtype=chosen, device=target, where=where, allow_nonfinite=allow_nonfinite)
+        weights = _build(config, tensors, source, choice.path, where)
     return Checkpoint(
         config=config,
         weights=weights,
+        not_compiled=choice.reason,
         tokenizer=load_tokenizer(files, fields),
         dtype=chosen,
         device=target,
@@ -73,20 +84,20 @@ def _dtype(asked: DtypeName, fields: dict[str, Any], tensors: dict[str, Tensor],
 
 
 def _build(
-    config: ModelConfig, tensors: dict[str, Tensor], dtype: torch.dtype, device: torch.device, where: str
-) -> TorchWeights:
+    config: ModelConfig, tensors: dict[str, Tensor], source: CheckpointSource, path: Path, where: str
+) -> ModelWeights:
     """Checks every name and shape first, then packs: each tensor is freed as soon as it is taken."""
     drop_tied_head(tensors, config, where)
     check = ShapeCheck(tensors, where)
-    _family(config, check)
+    _family(config, check, TorchPath())
     check.finish()
-    return _family(config, CheckpointSource(tensors, dtype=dtype, device=device))
+    return _family(config, source, path)
 
 
-def _family(config: ModelConfig, source: TensorSource) -> TorchWeights:
+def _family(config: ModelConfig, source: TensorSource, path: Path) -> ModelWeights:
     if config.rope is None:
-        return GPT2Weights(config, source)
-    return LlamaWeights(config, config.rope, source)
+        return GPT2Weights(config, source, path)
+    return LlamaWeights(config, config.rope, source, path)
 
 
 def return_freed_memory() -> None:

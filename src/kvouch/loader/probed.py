@@ -14,7 +14,7 @@ from kvouch.contract import TILE, Arithmetic, KVCache, Rows
 from kvouch.models.attention import tile_attention
 from kvouch.models.forward import forward_cached
 from kvouch.models.linear import Linear
-from kvouch.models.step import TorchWeights
+from kvouch.models.step import ModelWeights
 from kvouch.numerics.probe import RowFunction
 
 PRODUCT_ROWS = TILE  # the most that a product gets at once
@@ -25,7 +25,7 @@ PAST_TILES = 3
 class Probed:
     """The first `layers` of a model, and its head."""
 
-    def __init__(self, weights: TorchWeights, layers: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, weights: ModelWeights, layers: int, dtype: torch.dtype, device: torch.device) -> None:
         self._weights, self._dtype, self._device = copy.copy(weights), dtype, device
         self._weights.blocks = weights.blocks[:layers]
         self._weights.config = replace(weights.config, num_hidden_layers=len(self._weights.blocks))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvouch.artefact.files import ArtefactFiles
 from kvouch.artefact.manifest import INDEX, READERS, SINGLE, weight_files
-from kvouch.errors import FileError, TensorError
+from kvouch.errors import FileError, NonFinite, TensorError
 from kvouch.loader.safetensors import read_safetensors
 from kvouch.models.config import Family, ModelConfig
 from kvouch.numerics.bits import same_bits
@@ -51,11 +51,27 @@ def _read_file(files: ArtefactFiles, name: str) -> list[tuple[str, Tensor]]:
 class CheckpointSource:
     """Hands each tensor out once, cast and moved."""
 
-    def __init__(self, tensors: dict[str, Tensor], *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        tensors: dict[str, Tensor],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        where: str,
+        allow_nonfinite: bool = False,
+    ) -> None:
         self._tensors, self._dtype, self._device = tensors, dtype, device
+        self._where, self._allow_nonfinite = where, allow_nonfinite
 
     def take(self, name: str, *shape: int) -> Tensor:
-        return self._tensors.pop(name).to(self._device, self._dtype)
+        """Raises NonFinite for an infinity or a NaN, which would make nothing of every position that meets it."""
+        tensor = self._tensors.pop(name).to(self._device, self._dtype)
+        if not self._allow_nonfinite and not all(edge.isfinite() for edge in tensor.aminmax()):
+            raise NonFinite(
+                f"{self._where}: {name} holds an infinity or a NaN in {self._dtype}; --allow-nonfinite loads it "
+                "all the same"
+            )
+        return tensor
 
 
 class ShapeCheck:

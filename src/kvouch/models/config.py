@@ -49,6 +49,11 @@ class ModelConfig:
     qk_norm: bool = False
 
     @property
+    def gated(self) -> bool:
+        """Whether the feed-forward part multiplies by a gate."""
+        return self.family == "llama"
+
+    @property
     def group(self) -> int:
         """Query heads that share one key-value head."""
         return self.num_attention_heads // self.num_key_value_heads

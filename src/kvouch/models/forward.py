@@ -8,7 +8,7 @@ from typing import Protocol, get_args
 import torch
 from torch import Tensor
 
-from kvouch.contract import TILE, KVCache, Rows
+from kvouch.contract import TILE, KVCache, LayerWatch, Rows
 from kvouch.errors import CacheOverflow, CacheShapeError, ContextOverflow, InvalidIds, UsageError
 from kvouch.models.config import ModelConfig
 
@@ -16,18 +16,25 @@ from kvouch.models.config import ModelConfig
 class Weights(Protocol):
     """Packed weights and the step that reads them: chosen at load."""
 
-    def step(self, ids: Tensor, cache: KVCache, rows: Rows) -> Tensor | None:
+    def step(self, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None = None) -> Tensor | None:
         """Scores of ids [B, T], which lie in one attention tile; fills the cache and does not advance it."""
 
 
 def forward_cached(
-    ids: Tensor, weights: Weights, config: ModelConfig, cache: KVCache, *, scores: Rows = "last"
+    ids: Tensor,
+    weights: Weights,
+    config: ModelConfig,
+    cache: KVCache,
+    *,
+    scores: Rows = "last",
+    watch: LayerWatch | None = None,
 ) -> Tensor | None:
     """Runs ids [B, T] at positions [cache.length, cache.length + T) and advances the cache by T.
 
     Returns float32 scores of the last position [B, V], of `all` [B, T, V], or None for `none`. The work is cut at
-    absolute tile edges, so the bits do not depend on how ids were cut into calls. Whatever raises leaves the cache
-    as it was: UsageError, InvalidIds, CacheShapeError, ContextOverflow, CacheOverflow before any work, NonFinite in it.
+    absolute tile edges, so the bits do not depend on how ids were cut into calls. `watch` is told of each layer of
+    each tile. Whatever raises leaves the cache as it was: UsageError, InvalidIds, CacheShapeError, ContextOverflow,
+    CacheOverflow before any work, NonFinite in it, and what `watch` raises.
     """
     if scores not in get_args(Rows):
         raise UsageError(f"scores is {scores!r}; give one of {list(get_args(Rows))}")
@@ -40,7 +47,7 @@ def forward_cached(
                 first = cache.length
                 stop = min(end, (first // TILE + 1) * TILE)
                 rows: Rows = "none" if scores == "last" and stop < end else scores
-                found.append(weights.step(ids[:, first - start : stop - start], cache, rows))
+                found.append(weights.step(ids[:, first - start : stop - start], cache, rows, watch))
                 cache.advance(stop - first)
     except BaseException:
         cache.rollback(start)

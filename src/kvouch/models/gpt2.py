@@ -1,4 +1,4 @@
-"""GPT-2 in plain torch. Knows its tensors' names (without the `transformer.` prefix) and its arithmetic."""
+"""GPT-2. Knows its tensors' names (without the `transformer.` prefix) and its arithmetic."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kvouch.models.config import ModelConfig
 from kvouch.models.layers import activation, layer_norm
-from kvouch.models.linear import Linear, pack
+from kvouch.models.linear import Linear
 from kvouch.models.source import TensorSource
-from kvouch.models.step import Place, Target, TorchWeights
+from kvouch.models.step import ModelWeights, Parts, Path, Place, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,18 @@ class GPT2Block:
     def linears(self) -> Sequence[Linear]:
         return (self.qkv, self.output, self.up, self.down)
 
+    def parts(self) -> Parts:
+        return Parts(
+            attention_gain=self.attention_norm.weight,
+            attention_bias=self.attention_norm.bias,
+            qkv=self.qkv,
+            output=self.output,
+            mlp_gain=self.mlp_norm.weight,
+            mlp_bias=self.mlp_norm.bias,
+            up=self.up,
+            down=self.down,
+        )
+
     def tensors(self) -> list[Tensor]:
         first, second = self.attention_norm, self.mlp_norm
         found = [first.weight, first.bias, second.weight, second.bias]
@@ -57,19 +69,21 @@ class GPT2Block:
         return found
 
 
-class GPT2Weights(TorchWeights):
-    """A GPT-2 model, packed for the torch path."""
+class GPT2Weights(ModelWeights):
+    """A GPT-2 model."""
 
     layer_prefix, module_prefix = "h.", "transformer."
 
-    def __init__(self, config: ModelConfig, source: TensorSource) -> None:
+    def __init__(self, config: ModelConfig, source: TensorSource, path: Path) -> None:
         hidden = config.hidden_size
-        self.embedding = source.take("wte.weight", config.vocab_size, hidden)
+        embedding = source.take("wte.weight", config.vocab_size, hidden)
         self.positions = source.take("wpe.weight", config.max_position_embeddings, hidden)
-        super().__init__(config, [_block(config, source, f"h.{layer}.") for layer in range(config.num_hidden_layers)])
+        blocks = [_block(config, source, f"h.{layer}.", path) for layer in range(config.num_hidden_layers)]
+        super().__init__(config, blocks, path)
         self.norm = _norm(config, source, "ln_f.")
         tied = config.tie_word_embeddings
-        self.head = pack(self.embedding if tied else source.take("lm_head.weight", config.vocab_size, hidden))
+        self.head = path.pack(embedding if tied else source.take("lm_head.weight", config.vocab_size, hidden))
+        self.embedding = path.embedding(embedding, self.head if tied else None)
 
     def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Place]:
         return F.embedding(ids, self.embedding).float() + F.embedding(positions, self.positions), None
@@ -87,6 +101,9 @@ class GPT2Weights(TorchWeights):
             "mlp.c_proj": Target(linear="down", start=0, outputs=hidden, inputs=inner),
         }
 
+    def final_norm(self) -> tuple[Tensor, Tensor | None]:
+        return self.norm.weight, self.norm.bias
+
     def scores(self, x: Tensor) -> Tensor:
         return self.head(self.norm(x))
 
@@ -98,17 +115,17 @@ class GPT2Weights(TorchWeights):
         return found
 
 
-def _block(config: ModelConfig, source: TensorSource, prefix: str) -> GPT2Block:
+def _block(config: ModelConfig, source: TensorSource, prefix: str, path: Path) -> GPT2Block:
     hidden, inner = config.hidden_size, config.intermediate_size
     return GPT2Block(
         head_dim=config.head_dim,
         activate=activation(config.activation),
         attention_norm=_norm(config, source, prefix + "ln_1."),
-        qkv=_conv1d(source, prefix + "attn.c_attn.", hidden, 3 * hidden),
-        output=_conv1d(source, prefix + "attn.c_proj.", hidden, hidden),
+        qkv=_conv1d(source, prefix + "attn.c_attn.", hidden, 3 * hidden, path),
+        output=_conv1d(source, prefix + "attn.c_proj.", hidden, hidden, path),
         mlp_norm=_norm(config, source, prefix + "ln_2."),
-        up=_conv1d(source, prefix + "mlp.c_fc.", hidden, inner),
-        down=_conv1d(source, prefix + "mlp.c_proj.", inner, hidden),
+        up=_conv1d(source, prefix + "mlp.c_fc.", hidden, inner, path),
+        down=_conv1d(source, prefix + "mlp.c_proj.", inner, hidden, path),
     )
 
 
@@ -120,7 +137,7 @@ def _norm(config: ModelConfig, source: TensorSource, prefix: str) -> Norm:
     )
 
 
-def _conv1d(source: TensorSource, prefix: str, inputs: int, outputs: int) -> Linear:
+def _conv1d(source: TensorSource, prefix: str, inputs: int, outputs: int, path: Path) -> Linear:
     """GPT-2 stores its products as [inputs, outputs]."""
     weight = source.take(prefix + "weight", inputs, outputs).t().contiguous()
-    return pack(weight, source.take(prefix + "bias", outputs))
+    return path.pack(weight, source.take(prefix + "bias", outputs))

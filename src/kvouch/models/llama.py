@@ -12,9 +12,9 @@ from torch import Tensor
 
 from kvouch.models.config import ModelConfig, Rope
 from kvouch.models.layers import activation, rms_norm, rope_tables, rotate
-from kvouch.models.linear import Linear, pack
+from kvouch.models.linear import Linear
 from kvouch.models.source import TensorSource
-from kvouch.models.step import Block, Place, Target, TorchWeights
+from kvouch.models.step import Block, ModelWeights, Parts, Path, Place, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,18 @@ class LlamaBlock:
     def linears(self) -> Sequence[Linear]:
         return (self.qkv, self.output, self.gate_up, self.down)
 
+    def parts(self) -> Parts:
+        return Parts(
+            attention_gain=self.attention_norm,
+            qkv=self.qkv,
+            query_gain=self.query_norm,
+            key_gain=self.key_norm,
+            output=self.output,
+            mlp_gain=self.mlp_norm,
+            up=self.gate_up,
+            down=self.down,
+        )
+
     def tensors(self) -> list[Tensor]:
         norms = (self.attention_norm, self.query_norm, self.key_norm, self.mlp_norm)
         found = [norm for norm in norms if norm is not None]
@@ -62,21 +74,23 @@ class LlamaBlock:
         return found
 
 
-class LlamaWeights(TorchWeights):
-    """A Llama-family model, packed for the torch path."""
+class LlamaWeights(ModelWeights):
+    """A Llama-family model."""
 
     layer_prefix, module_prefix = "model.layers.", ""
 
-    def __init__(self, config: ModelConfig, rope: Rope, source: TensorSource) -> None:
+    def __init__(self, config: ModelConfig, rope: Rope, source: TensorSource, path: Path) -> None:
         hidden = config.hidden_size
-        self.embedding = source.take("model.embed_tokens.weight", config.vocab_size, hidden)
-        blocks = [_block(config, source, f"model.layers.{layer}.") for layer in range(config.num_hidden_layers)]
-        super().__init__(config, blocks)
+        embedding = source.take("model.embed_tokens.weight", config.vocab_size, hidden)
+        blocks = [_block(config, source, f"model.layers.{layer}.", path) for layer in range(config.num_hidden_layers)]
+        super().__init__(config, blocks, path)
         self.norm = source.take("model.norm.weight", hidden).float()
         tied = config.tie_word_embeddings
-        self.head = pack(self.embedding if tied else source.take("lm_head.weight", config.vocab_size, hidden))
-        tables = rope_tables(rope, config.head_dim, config.max_position_embeddings, self.embedding.dtype)
-        self.cosines, self.sines = (table[:, None].to(self.embedding.device) for table in tables)  # [positions, 1, D]
+        self.head = path.pack(embedding if tied else source.take("lm_head.weight", config.vocab_size, hidden))
+        self.embedding = path.embedding(embedding, self.head if tied else None)
+        dtype = path.heads_dtype or embedding.dtype
+        tables = rope_tables(rope, config.head_dim, config.max_position_embeddings, dtype)
+        self.cosines, self.sines = (table[:, None].to(embedding.device) for table in tables)  # [positions, 1, D]
 
     def embed(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Place]:
         return F.embedding(ids, self.embedding).float(), (self.cosines[positions], self.sines[positions])
@@ -99,6 +113,9 @@ class LlamaWeights(TorchWeights):
             "mlp.down_proj": Target(linear="down", start=0, outputs=hidden, inputs=inner),
         }
 
+    def final_norm(self) -> tuple[Tensor, Tensor | None]:
+        return self.norm, None
+
     def scores(self, x: Tensor) -> Tensor:
         return self.head(rms_norm(x, self.norm, self.config.norm_eps))
 
@@ -110,7 +127,7 @@ class LlamaWeights(TorchWeights):
         return found
 
 
-def _block(config: ModelConfig, source: TensorSource, prefix: str) -> Block:
+def _block(config: ModelConfig, source: TensorSource, prefix: str, path: Path) -> Block:
     hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_dim
     query, key_value = config.num_attention_heads * size, config.num_key_value_heads * size
     qkv = {"q_proj": query, "k_proj": key_value, "v_proj": key_value}  # outputs of each, in the fused order
@@ -120,27 +137,36 @@ def _block(config: ModelConfig, source: TensorSource, prefix: str) -> Block:
         config=config,
         activate=activation(config.activation),
         attention_norm=source.take(prefix + "input_layernorm.weight", hidden).float(),
-        qkv=_fused(source, attention, qkv, hidden, bias=config.qkv_bias),
-        query_norm=source.take(attention + "q_norm.weight", size) if config.qk_norm else None,
-        key_norm=source.take(attention + "k_norm.weight", size) if config.qk_norm else None,
-        output=pack(
+        qkv=_fused(source, attention, qkv, hidden, path, bias=config.qkv_bias),
+        query_norm=_head_norm(source, attention + "q_norm.weight", config, path),
+        key_norm=_head_norm(source, attention + "k_norm.weight", config, path),
+        output=path.pack(
             source.take(attention + "o_proj.weight", hidden, query),
             source.take(attention + "o_proj.bias", hidden) if config.output_bias else None,
         ),
         mlp_norm=source.take(prefix + "post_attention_layernorm.weight", hidden).float(),
-        gate_up=_fused(source, mlp, gate_up, hidden, bias=config.mlp_bias),
-        down=pack(
+        gate_up=_fused(source, mlp, gate_up, hidden, path, bias=config.mlp_bias),
+        down=path.pack(
             source.take(mlp + "down_proj.weight", hidden, inner),
             source.take(mlp + "down_proj.bias", hidden) if config.mlp_bias else None,
         ),
     )
 
 
-def _fused(source: TensorSource, prefix: str, outputs: dict[str, int], inputs: int, *, bias: bool) -> Linear:
+def _head_norm(source: TensorSource, name: str, config: ModelConfig, path: Path) -> Tensor | None:
+    if not config.qk_norm:
+        return None
+    gain = source.take(name, config.head_dim)
+    return gain.to(path.heads_dtype or gain.dtype)
+
+
+def _fused(
+    source: TensorSource, prefix: str, outputs: dict[str, int], inputs: int, path: Path, *, bias: bool
+) -> Linear:
     """Several products of the same rows as one, in the order of `outputs`."""
     weight = _joined([source.take(f"{prefix}{name}.weight", width, inputs) for name, width in outputs.items()])
     biases = [source.take(f"{prefix}{name}.bias", width) for name, width in outputs.items()] if bias else None
-    return pack(weight, _joined(biases) if biases else None)
+    return path.pack(weight, _joined(biases) if biases else None)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

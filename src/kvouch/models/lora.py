@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from kvouch.models.linear import Linear
-from kvouch.models.step import TorchWeights
+from kvouch.models.step import ModelWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ Parts = Mapping[tuple[int, str], Sequence[LoraPart]]
 """Corrections by layer and field of the block."""
 
 
-def adapted(weights: TorchWeights, parts: Parts) -> TorchWeights:
+def adapted(weights: ModelWeights, parts: Parts) -> ModelWeights:
     """The same weights with corrections: all tensors of the base are shared."""
     twin = copy.copy(weights)
     twin.blocks = [_adapted_block(block, layer, parts) for layer, block in enumerate(weights.blocks)]

@@ -11,8 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvouch.contract import KVCache, Rows
+from kvouch.contract import Grade, KVCache, Rows
 from kvouch.digest import Digest
+from kvouch.numerics.bits import same_bits
 from kvouch.numerics.probe import BEYOND_TILE
 
 SCHEMA = "kvouch/fingerprint/1"
@@ -30,6 +31,7 @@ class Fingerprint:
 
     digest: str
     scores: Tensor  # [n, V], of the last positions of the probe
+    grade: Grade  # of these positions computed together, against one by one
 
     def difference(self, other: "Fingerprint") -> float:
         """Largest difference of a score; infinity where one is NaN or the shapes differ."""
@@ -52,20 +54,29 @@ def fingerprint(run: Runner, cache: KVCache, ids: Tensor, tables: Iterable[Tenso
     if scores is None:
         raise RuntimeError("the forward pass gave no scores for scores='all'")
     add_tensor(digest, scores)
+    together = []
     for layer in range(cache.num_layers):
         for held in cache.read(layer):
             add_tensor(digest, held)
+            together.append(held[:, :, first:].clone())
     cache.rollback(first)
+    singles = []
     for position in range(first, total):
         one = run(ids[:, position : position + 1], cache, "last")
         if one is not None:
+            singles.append(one)
             add_tensor(digest, one)
-    for layer in range(cache.num_layers):
-        for held in cache.read(layer):
-            add_tensor(digest, held[:, :, first:])
+    apart = [held[:, :, first:] for layer in range(cache.num_layers) for held in cache.read(layer)]
+    for held in apart:
+        add_tensor(digest, held)
     for table in tables:
         add_tensor(digest, table)
-    return Fingerprint(digest=digest.hex(), scores=scores[0])
+    alone = torch.stack(singles, dim=1)  # [1, n, V]
+    if same_bits(alone, scores) and all(map(same_bits, apart, together)):
+        grade = Grade()
+    else:
+        grade = Grade(name="within", tolerance=float((alone - scores).abs().max()))
+    return Fingerprint(digest=digest.hex(), scores=scores[0], grade=grade)
 
 
 def add_tensor(digest: Digest, tensor: Tensor) -> None:

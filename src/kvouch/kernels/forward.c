@@ -1,0 +1,516 @@
+/* The whole forward pass of one step, for the instruction set and the weights' dtype that it is compiled for.
+
+   Exact by construction: every output is one sequential sum, every row is computed from its own numbers and the keys and
+   values up to its position, and attention goes over absolute tiles merged in order. How rows are shared out among
+   threads, or among calls, is nowhere in a result.
+
+   Compiled with -DVARIANT=... -DDTYPE=f32|bf16|f16 -DDTYPE_IS_...; -DDOT_PAIRS_HERE where bf16 has a dot product, whose
+   rows are then rounded to bf16. Otherwise rows stay in float32. */
+#include <immintrin.h>
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "numbers.h"
+#include "step.h"
+#include "team.h"
+
+#if defined DTYPE_IS_bf16
+typedef uint16_t weight;
+enum { PAIRED = 1 };
+static inline float from_weight(weight w) { return from_bf16(w); }
+static inline weight to_weight(float x) { return to_bf16(x); }
+static inline int weight_is_finite(weight w) { return (w & 0x7f80u) != 0x7f80u; }
+#elif defined DTYPE_IS_f16
+typedef uint16_t weight;
+enum { PAIRED = 0 };
+static inline float from_weight(weight w) { return _cvtsh_ss(w); }
+static inline weight to_weight(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
+static inline int weight_is_finite(weight w) { return (w & 0x7c00u) != 0x7c00u; }
+#else
+typedef float weight;
+enum { PAIRED = 0 };
+static inline float from_weight(weight w) { return w; }
+static inline weight to_weight(float x) { return x; }
+static inline int weight_is_finite(weight w) { return is_finite(w); }
+#endif
+
+#ifdef DOT_PAIRS_HERE
+typedef uint16_t number; /* of a row that a product reads */
+static inline number to_number(float x) { return to_bf16(x); }
+static inline float from_number(number x) { return from_bf16(x); }
+#else
+typedef float number;
+static inline number to_number(float x) { return x; }
+static inline float from_number(number x) { return x; }
+#endif
+
+#define PRODUCT plain
+#define ROW float
+#define WEIGHT float
+#define KIND FROM_F32
+#include "product.h"
+
+#define PRODUCT packed
+#define ROW number
+#define WEIGHT weight
+#if defined DOT_PAIRS_HERE
+#define KIND DOT_BF16
+#elif defined DTYPE_IS_bf16
+#define KIND FROM_BF16
+#elif defined DTYPE_IS_f16
+#define KIND FROM_F16
+#else
+#define KIND FROM_F32
+#endif
+#include "product.h"
+
+enum {
+    ROW_BLOCK = 2 * ROWS_AT_ONCE, /* query rows of an attention task */
+    CHUNK_ROWS = 16 * ROWS_AT_ONCE, /* rows of a product's task: they stay in the second-level cache */
+    TASK_BYTES = 1 << 16,           /* of weights, of a product's task */
+    TILE_BLOCKS = TILE / LANES,
+};
+
+static inline int padded(int width) { return (width + LANES - 1) / LANES * LANES; }
+static inline int least(int a, int b) { return a < b ? a : b; }
+
+typedef struct {
+    const kv_model *m;
+    const kv_call *c;
+    int group, tiles, part;     /* query heads of a key-value head; tiles up to the last row; numbers of a part */
+    int hidden, head, heads_width, inner, wide; /* padded; `wide` is of the qkv and up products */
+    float *x, *t;               /* the residual stream [rows, hidden]; a product's outputs [rows, wide] */
+    number *h, *attended, *gated; /* what products read: [rows, hidden], [rows, heads_width], [rows, inner] */
+    number *queries;            /* [kv_heads, rows * group, head] */
+    float *parts;               /* [kv_heads, tiles, ROW_BLOCK, part]: output, largest score, mass */
+    float *low, *correction, *plain_rows; /* of adapters: [rows, rank], [rows, wide], [rows, widest input] */
+    atomic_int broken;
+    int cancelled;
+} work;
+
+/* Scratch. */
+
+static int widest_rank(const kv_model *m) {
+    int widest = 0;
+    for (int l = 0; l < m->num_layers; l++) {
+        const kv_linear *all[] = {&m->layers[l].qkv, &m->layers[l].output, &m->layers[l].up, &m->layers[l].down};
+        for (int i = 0; i < 4; i++)
+            for (int j = 0; j < all[i]->num_corrections; j++)
+                if (all[i]->corrections[j].rank > widest) widest = all[i]->corrections[j].rank;
+    }
+    return widest;
+}
+
+static void *cut(uintptr_t *from, size_t numbers) {
+    uintptr_t found = *from;
+    *from += (numbers * sizeof(float) + 63) / 64 * 64;
+    return (void *)found;
+}
+
+/* Lays the buffers out from `base` on (0: to know how large they are) and returns where they end. */
+static uintptr_t lay_out(work *w, const kv_model *m, int rows, int end, uintptr_t base) {
+    int qkv = padded(m->layers[0].qkv.outputs), up = padded(m->layers[0].up.outputs), rank = padded(widest_rank(m));
+    uintptr_t at = base;
+    w->group = m->heads / m->kv_heads;
+    w->tiles = (end + TILE - 1) / TILE;
+    w->hidden = padded(m->hidden);
+    w->head = padded(m->head_dim);
+    w->heads_width = padded(m->heads * m->head_dim);
+    w->inner = padded(m->inner);
+    w->wide = qkv > up ? qkv : up;
+    w->wide = w->wide > w->hidden ? w->wide : w->hidden;
+    w->part = w->head + LANES;
+    w->x = cut(&at, (size_t)rows * w->hidden);
+    w->t = cut(&at, (size_t)rows * w->wide);
+    w->h = cut(&at, (size_t)rows * w->hidden);
+    w->attended = cut(&at, (size_t)rows * w->heads_width);
+    w->gated = cut(&at, (size_t)rows * w->inner);
+    w->queries = cut(&at, (size_t)rows * m->heads * w->head);
+    w->parts = cut(&at, (size_t)m->kv_heads * w->tiles * ROW_BLOCK * w->part);
+    if (rank) {
+        int input = w->hidden > w->heads_width ? w->hidden : w->heads_width;
+        w->low = cut(&at, (size_t)rows * rank);
+        w->correction = cut(&at, (size_t)rows * w->wide);
+        w->plain_rows = cut(&at, (size_t)rows * (input > w->inner ? input : w->inner));
+    }
+    return at;
+}
+
+/* Products. */
+
+/* y [rows, stride] = x W^T + bias, or y += x W^T + bias; to be called by all members, who meet at the end. */
+static void linear(team *t, const work *w, const kv_linear *l, const number *x, ptrdiff_t x_stride, float *y,
+                   ptrdiff_t y_stride, int rows, int add) {
+    int panels = padded(l->outputs) / LANES, inputs = (l->inputs + PAIRED) / (1 + PAIRED) * (1 + PAIRED);
+    size_t panel = (size_t)inputs * LANES;
+    int chunk = rows <= ROWS_AT_ONCE ? ROWS_AT_ONCE : CHUNK_ROWS, chunks = (rows + chunk - 1) / chunk;
+    int some = (int)(TASK_BYTES / (panel * sizeof(weight))) / MOST_PANELS * MOST_PANELS;
+    if (some < MOST_PANELS) some = MOST_PANELS;
+    int tasks = (panels + some - 1) / some * chunks;
+    for (int task; (task = team_take(t)) < tasks;) {
+        int row = task % chunks * chunk, first = task / chunks * some;
+        int count = least(some, panels - first), many = least(chunk, rows - row);
+        float *to = y + row * y_stride + first * LANES;
+        packed_rows(x + row * x_stride, x_stride, many, (const weight *)l->weight + first * panel, panel, count,
+                    LANES * (1 + PAIRED), inputs, NULL, 0, to, y_stride, add);
+        if (l->bias != NULL)
+            for (int r = 0; r < many; r++)
+                for (int i = 0; i < count * LANES; i++) to[r * y_stride + i] += l->bias[first * LANES + i];
+    }
+    team_barrier(t);
+    if (l->num_corrections == 0) return;
+    for (int row; (row = ROWS_AT_ONCE * team_take(t)) < rows;) {
+        int many = least(ROWS_AT_ONCE, rows - row);
+        float *plain = w->plain_rows + (size_t)row * l->inputs;
+        for (int r = 0; r < many; r++)
+            for (int i = 0; i < l->inputs; i++)
+                plain[r * (size_t)l->inputs + i] = from_number(x[(row + r) * x_stride + i]);
+        for (int j = 0; j < l->num_corrections; j++) {
+            const kv_lora *a = &l->corrections[j];
+            int rank = padded(a->rank), outputs = padded(a->outputs);
+            float *low = w->low + (size_t)row * rank, *found = w->correction + (size_t)row * w->wide;
+            plain_rows(plain, l->inputs, many, a->a, (ptrdiff_t)l->inputs * LANES, rank / LANES, LANES, l->inputs, NULL,
+                       0, low, rank, 0);
+            plain_rows(low, rank, many, a->b, (ptrdiff_t)a->rank * LANES, outputs / LANES, LANES, a->rank, NULL, 0, found,
+                       w->wide, 0);
+            for (int r = 0; r < many; r++)
+                for (int i = 0; i < a->outputs; i++)
+                    y[(row + r) * y_stride + a->start + i] += a->scale * found[r * w->wide + i];
+        }
+    }
+    team_barrier(t);
+}
+
+/* What concerns one row. */
+
+/* The sum of what sixteen lanes hold, always in this order. */
+static float sum_of(const float *lanes) {
+    float s[LANES];
+    memcpy(s, lanes, sizeof s);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) s[i] += s[i + half];
+    return s[0];
+}
+
+static float sum_of_squares(const float *x, int width, float centre) {
+    float lanes[LANES] = {0};
+    int i = 0;
+    for (; i + LANES <= width; i += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] += (x[i + j] - centre) * (x[i + j] - centre);
+    for (int j = 0; i + j < width; j++) lanes[j] += (x[i + j] - centre) * (x[i + j] - centre);
+    return sum_of(lanes);
+}
+
+static float mean_of(const float *x, int width) {
+    float lanes[LANES] = {0};
+    int i = 0;
+    for (; i + LANES <= width; i += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] += x[i + j];
+    for (int j = 0; i + j < width; j++) lanes[j] += x[i + j];
+    return sum_of(lanes) / (float)width;
+}
+
+static float inverse_norm(float squares, int width, float eps) {
+    return 1.0f / _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(squares / (float)width + eps)));
+}
+
+/* Root mean square norm, or with a bias layer norm; what is written beyond the width is zero. */
+static void norm(const float *x, const float *gain, const float *bias, number *to, int width, float eps) {
+    float centre = bias != NULL ? mean_of(x, width) : 0.0f;
+    float inverse = inverse_norm(sum_of_squares(x, width, centre), width, eps);
+    for (int i = 0; i < width; i++)
+        to[i] = to_number((x[i] - centre) * inverse * gain[i] + (bias != NULL ? bias[i] : 0.0f));
+    for (int i = width; i < padded(width); i++) to[i] = to_number(0.0f);
+}
+
+static void norms(team *t, const work *w, const float *gain, const float *bias, int from) {
+    for (int row; (row = from + team_take(t)) < w->c->rows;)
+        norm(w->x + (size_t)row * w->hidden, gain, bias, w->h + (size_t)row * w->hidden, w->m->hidden, w->m->eps);
+    team_barrier(t);
+}
+
+static void embed(const work *w, int row) {
+    const kv_model *m = w->m;
+    int64_t id = w->c->ids[row];
+    float *x = w->x + (size_t)row * w->hidden;
+    const weight *from = (const weight *)m->embedding;
+    if (m->tied) { /* a column of the packed head */
+        int pair = 1 + PAIRED, inputs = (m->hidden + PAIRED) / pair * pair;
+        from += id / LANES * inputs * LANES + id % LANES * pair;
+        for (int i = 0; i < m->hidden; i++) x[i] = from_weight(from[i / pair * LANES * pair + i % pair]);
+    } else {
+        for (int i = 0; i < m->hidden; i++) x[i] = from_weight(from[id * m->hidden + i]);
+    }
+    if (m->positions != NULL) {
+        const weight *place = (const weight *)m->positions + (size_t)(w->c->first + row) * m->hidden;
+        for (int i = 0; i < m->hidden; i++) x[i] += from_weight(place[i]);
+    }
+    for (int i = m->hidden; i < w->hidden; i++) x[i] = 0.0f;
+}
+
+static weight *plane(const work *w, int layer, int values, int head) {
+    const kv_cache *k = w->c->cache;
+    return (weight *)k->planes + layer * k->layer_stride + values * k->kind_stride + head * k->head_stride;
+}
+
+/* Where number i of position p of a block lies, by the kind of plane. */
+static inline int key_at(int p, int i) { return PAIRED ? i / 2 * 2 * LANES + p * 2 + i % 2 : i * LANES + p; }
+static inline int value_at(int p, int i, int head) { return PAIRED ? (p / 2 * head + i) * 2 + p % 2 : p * head + i; }
+
+/* Norm and rotation of one head in place; halves are the pairs of rope. */
+static void turn(const work *w, float *x, const float *gain, int position) {
+    const kv_model *m = w->m;
+    int half = m->head_dim / 2;
+    if (gain != NULL) {
+        float inverse = inverse_norm(sum_of_squares(x, m->head_dim, 0.0f), m->head_dim, m->eps);
+        for (int i = 0; i < m->head_dim; i++) x[i] = x[i] * inverse * gain[i];
+    }
+    if (m->cosines == NULL) return;
+    const float *c = m->cosines + (size_t)position * m->head_dim, *s = m->sines + (size_t)position * m->head_dim;
+    for (int i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * c[i] + b * s[i];
+        x[i + half] = b * c[i + half] + a * s[i + half];
+    }
+}
+
+/* Queries, keys and values of a row: turned, rounded and put where attention reads them. */
+static void place(work *w, const kv_layer *l, int layer, int row) {
+    const kv_model *m = w->m;
+    int position = w->c->first + row, block = w->c->cache->table[position / LANES], p = position % LANES, broken = 0;
+    float *t = w->t + (size_t)row * w->wide;
+    for (int h = 0; h < m->heads + m->kv_heads; h++)
+        turn(w, t + h * m->head_dim, h < m->heads ? l->query_gain : l->key_gain, position);
+    for (int h = 0; h < m->heads; h++) {
+        size_t at = (size_t)(h / w->group) * w->c->rows * w->group + row * w->group + h % w->group;
+        number *q = w->queries + at * w->head;
+        for (int i = 0; i < w->head; i++) q[i] = to_number(i < m->head_dim ? t[h * m->head_dim + i] : 0.0f);
+    }
+    for (int h = 0; h < m->kv_heads; h++) {
+        const float *key = t + (m->heads + h) * m->head_dim, *value = key + m->kv_heads * m->head_dim;
+        weight *keys = plane(w, layer, 0, h) + (size_t)block * LANES * w->head;
+        weight *values = plane(w, layer, 1, h) + (size_t)block * LANES * w->head;
+        for (int i = 0; i < w->head; i++) {
+            weight k = to_weight(i < m->head_dim ? key[i] : 0.0f), v = to_weight(i < m->head_dim ? value[i] : 0.0f);
+            keys[key_at(p, i)] = k;
+            values[value_at(p, i, w->head)] = v;
+            broken |= !weight_is_finite(k) | !weight_is_finite(v);
+        }
+        for (int after = p + 1; row == w->c->rows - 1 && after < LANES; after++) /* nothing stale within reach */
+            for (int i = 0; i < w->head; i++) {
+                keys[key_at(after, i)] = 0;
+                values[value_at(after, i, w->head)] = 0;
+            }
+    }
+    if (broken) atomic_store_explicit(&w->broken, 1, memory_order_relaxed);
+}
+
+static void activate(const work *w, int row) {
+    const kv_model *m = w->m;
+    const float *t = w->t + (size_t)row * w->wide, *up = t + m->inner;
+    number *to = w->gated + (size_t)row * w->inner;
+    int n = m->inner;
+    switch (m->activation + (m->gated ? 3 : 0)) {
+    case KV_SILU: for (int i = 0; i < n; i++) to[i] = to_number(silu(t[i])); break;
+    case KV_GELU: for (int i = 0; i < n; i++) to[i] = to_number(gelu(t[i])); break;
+    case KV_GELU_TANH: for (int i = 0; i < n; i++) to[i] = to_number(gelu_tanh(t[i])); break;
+    case 3 + KV_SILU: for (int i = 0; i < n; i++) to[i] = to_number(silu(t[i]) * up[i]); break;
+    case 3 + KV_GELU: for (int i = 0; i < n; i++) to[i] = to_number(gelu(t[i]) * up[i]); break;
+    default: for (int i = 0; i < n; i++) to[i] = to_number(gelu_tanh(t[i]) * up[i]);
+    }
+    for (int i = n; i < w->inner; i++) to[i] = to_number(0.0f);
+}
+
+/* Attention. A part is what a row gets from one tile, or from several merged: output [head], largest score, mass. */
+
+/* Parts of query rows [r, r + many) of a head over one tile; rows that see nothing of it get mass 0. */
+static void attend_tile(const work *w, int layer, int head, int r, int many, int tile, float *parts) {
+    const int32_t *table = w->c->cache->table + tile * TILE_BLOCKS;
+    size_t block = (size_t)LANES * w->head;
+    const number *queries = w->queries + ((size_t)head * w->c->rows * w->group + r) * w->head;
+    const weight *keys = plane(w, layer, 0, head), *values = plane(w, layer, 1, head);
+    int last = w->c->first + (r + many - 1) / w->group - tile * TILE; /* in the tile: what the last row sees ends here */
+    int blocks = last < 0 ? 0 : least(last / LANES + 1, TILE_BLOCKS);
+    float scores[ROW_BLOCK * TILE], scale = 1.0f / sqrtf((float)w->m->head_dim);
+    number shares[ROW_BLOCK * TILE];
+
+    for (int run, b = 0; b < blocks; b += run) { /* neighbours in the table are one product */
+        for (run = 1; b + run < blocks && table[b + run] == table[b] + run;) run++;
+        packed_rows(queries, w->head, many, keys + table[b] * block, block, run, LANES * (1 + PAIRED), w->head, NULL, 0,
+                    scores + b * LANES, TILE, 0);
+    }
+    for (int i = 0; i < many; i++) {
+        int seen = w->c->first + (r + i) / w->group - tile * TILE + 1; /* keys [0, seen) of the tile */
+        int whole = seen <= 0 ? 0 : least(padded(seen), TILE);
+        float *s = scores + i * TILE, most[LANES], mass[LANES] = {0};
+        for (int j = 0; j < LANES; j++) most[j] = -INFINITY;
+        for (int k = 0; k < whole; k += LANES)
+            for (int j = 0; j < LANES; j++) {
+                s[k + j] = k + j < seen ? s[k + j] * scale : -INFINITY;
+                most[j] = s[k + j] > most[j] ? s[k + j] : most[j];
+            }
+        float largest = most[0];
+        for (int j = 1; j < LANES; j++) largest = most[j] > largest ? most[j] : largest;
+        for (int k = 0; k < whole; k += LANES)
+            for (int j = 0; j < LANES; j++) {
+                float share = exp_below_zero(s[k + j] - largest);
+                share = k + j < seen ? share : 0.0f;
+                mass[j] += share;
+                shares[i * TILE + k + j] = to_number(share);
+            }
+        for (int k = whole; k < blocks * LANES; k++) shares[i * TILE + k] = to_number(0.0f);
+        parts[i * w->part + w->head] = largest;
+        parts[i * w->part + w->head + 1] = sum_of(mass);
+    }
+    for (int run, b = 0; b < blocks; b += run) {
+        for (run = 1; b + run < blocks && table[b + run] == table[b] + run;) run++;
+        packed_rows(shares + b * LANES, TILE, many, values + table[b] * block, LANES * (1 + PAIRED), w->head / LANES,
+                    w->head * (1 + PAIRED), run * LANES, b ? parts : NULL, w->part, parts, w->part, 0);
+    }
+    for (int i = 0; i < many && blocks; i++) /* a sum that came to nothing is +0, however many zeros were added to it */
+        for (int j = 0; j < w->head; j++) parts[i * w->part + j] += 0.0f;
+}
+
+/* Adds a later tile's part to that of the tiles before it. */
+static void merge(const work *w, float *before, const float *tile) {
+    float *largest = before + w->head, *mass = largest + 1;
+    if (tile[w->head + 1] == 0.0f) return;
+    if (*mass == 0.0f) {
+        memcpy(before, tile, (w->head + 2) * sizeof(float));
+        return;
+    }
+    float most = tile[w->head] > *largest ? tile[w->head] : *largest;
+    float old = exp_below_zero(*largest - most), new = exp_below_zero(tile[w->head] - most);
+    for (int i = 0; i < w->head; i++) before[i] = before[i] * old + tile[i] * new;
+    *mass = *mass * old + tile[w->head + 1] * new;
+    *largest = most;
+}
+
+static void finish(const work *w, int head, int r, const float *part) {
+    int row = r / w->group, size = w->m->head_dim, all = w->m->heads * size, at = (head * w->group + r % w->group) * size;
+    number *to = w->attended + (size_t)row * w->heads_width;
+    float mass = part[w->head + 1];
+    for (int i = 0; i < size; i++) to[at + i] = to_number(part[i] / mass);
+    for (int i = all; at + size == all && i < w->heads_width; i++) to[i] = to_number(0.0f);
+}
+
+/* Rows [from, rows): a task is a block of rows over all tiles or, for few rows, one tile of them. The arithmetic is one. */
+static void attention(team *t, const work *w, int layer, int from) {
+    int first = from * w->group, rows = w->c->rows * w->group - first, heads = w->m->kv_heads;
+    if (rows <= ROW_BLOCK && w->tiles > 1) {
+        for (int task; (task = team_take(t)) < heads * w->tiles;)
+            attend_tile(w, layer, task / w->tiles, first, rows, task % w->tiles,
+                        w->parts + (size_t)task * ROW_BLOCK * w->part);
+        team_barrier(t);
+        for (int task; (task = team_take(t)) < heads * rows;) {
+            int head = task / rows, r = task % rows;
+            float *parts = w->parts + ((size_t)head * w->tiles * ROW_BLOCK + r) * w->part;
+            for (int tile = 1; tile < w->tiles; tile++) merge(w, parts, parts + (size_t)tile * ROW_BLOCK * w->part);
+            finish(w, head, first + r, parts);
+        }
+    } else {
+        int blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
+        float merged[ROW_BLOCK * (MOST_HEAD + LANES)], parts[ROW_BLOCK * (MOST_HEAD + LANES)];
+        for (int task; (task = team_take(t)) < heads * blocks;) {
+            int head = task / blocks, r = task % blocks * ROW_BLOCK, many = least(ROW_BLOCK, rows - r);
+            for (int tile = 0; tile < w->tiles; tile++) {
+                attend_tile(w, layer, head, first + r, many, tile, tile ? parts : merged);
+                for (int i = 0; i < many && tile; i++) merge(w, merged + i * w->part, parts + i * w->part);
+            }
+            for (int i = 0; i < many; i++) finish(w, head, first + r + i, merged + i * w->part);
+        }
+    }
+    team_barrier(t);
+}
+
+/* The step. */
+
+static void layer_of(team *t, work *w, int layer, int from) {
+    const kv_model *m = w->m;
+    const kv_layer *l = &m->layers[layer];
+    int rows = w->c->rows, left = rows - from;
+    float *x = w->x + (size_t)from * w->hidden;
+
+    norms(t, w, l->attention_gain, l->attention_bias, 0);
+    linear(t, w, &l->qkv, w->h, w->hidden, w->t, w->wide, rows, 0);
+    for (int row; (row = team_take(t)) < rows;) place(w, l, layer, row);
+    team_barrier(t);
+    if (left == 0) return;
+    attention(t, w, layer, from);
+    linear(t, w, &l->output, w->attended + (size_t)from * w->heads_width, w->heads_width, x, w->hidden, left, 1);
+    norms(t, w, l->mlp_gain, l->mlp_bias, from);
+    linear(t, w, &l->up, w->h + (size_t)from * w->hidden, w->hidden, w->t + (size_t)from * w->wide, w->wide, left, 0);
+    for (int row; (row = from + team_take(t)) < rows;) activate(w, row);
+    team_barrier(t);
+    linear(t, w, &l->down, w->gated + (size_t)from * w->inner, w->inner, x, w->hidden, left, 1);
+}
+
+static void run(team *t, int member, void *argument) {
+    work *w = argument;
+    const kv_model *m = w->m;
+    const kv_call *c = w->c;
+    unsigned control = _mm_getcsr();
+    _mm_setcsr(0x1f80); /* round to nearest, keep denormal numbers, raise nothing */
+    for (int row; (row = team_take(t)) < c->rows;) embed(w, row);
+    team_barrier(t);
+    for (int layer = 0; layer < m->num_layers && !w->cancelled; layer++) {
+        layer_of(t, w, layer, layer == m->num_layers - 1 ? c->first_scored : 0);
+        if (c->watcher == NULL) continue;
+        if (member == 0) w->cancelled = !c->watcher(layer);
+        team_barrier(t);
+    }
+    int scored = c->rows - c->first_scored, wide = padded(m->head.outputs);
+    if (scored && !w->cancelled) {
+        norms(t, w, m->final_gain, m->final_bias, c->first_scored);
+        linear(t, w, &m->head, w->h + (size_t)c->first_scored * w->hidden, w->hidden, c->scores, wide, scored, 0);
+        int broken = 0;
+        for (int row; (row = team_take(t)) < scored;)
+            for (int i = 0; i < m->head.outputs; i++) broken |= !is_finite(c->scores[(size_t)row * wide + i]);
+        if (broken) atomic_store_explicit(&w->broken, 1, memory_order_relaxed);
+    }
+    _mm_setcsr(control);
+}
+
+#define NAMED_(what, variant, dtype) kv_##what##_##variant##_##dtype
+#define NAMED(what, variant, dtype) NAMED_(what, variant, dtype)
+
+int NAMED(step, VARIANT, DTYPE)(const kv_model *m, const kv_call *c) {
+    work w = {.m = m, .c = c};
+    atomic_init(&w.broken, 0);
+    lay_out(&w, m, c->rows, c->first + c->rows, (uintptr_t)c->scratch);
+    team_run(c->threads, run, &w);
+    return w.cancelled ? KV_CANCELLED : atomic_load(&w.broken) ? KV_NONFINITE : KV_DONE;
+}
+
+size_t NAMED(scratch, VARIANT, DTYPE)(const kv_model *m, int32_t rows, int32_t end) {
+    work w = {.m = m};
+    return lay_out(&w, m, rows, end, 0);
+}
+
+/* One product alone, as a step makes it: what a packed weight is tested by. x [rows, padded K] is rounded in `rounded`. */
+
+typedef struct {
+    const kv_linear *linear;
+    const number *x;
+    float *y;
+    int rows;
+} product;
+
+static void run_product(team *t, int member, void *argument) {
+    const product *p = argument;
+    work none = {0};
+    unsigned control = _mm_getcsr();
+    (void)member;
+    _mm_setcsr(0x1f80);
+    linear(t, &none, p->linear, p->x, padded(p->linear->inputs), p->y, padded(p->linear->outputs), p->rows, 0);
+    _mm_setcsr(control);
+}
+
+void NAMED(product, VARIANT, DTYPE)(const kv_linear *l, const float *x, void *rounded, float *y, int32_t rows,
+                                    int32_t threads) {
+    number *numbers = rounded;
+    for (size_t i = 0; i < (size_t)rows * padded(l->inputs); i++) numbers[i] = to_number(x[i]);
+    product p = {.linear = l, .x = numbers, .y = y, .rows = rows};
+    team_run(threads, run_product, &p);
+}

@@ -1,0 +1,194 @@
+"""The compiled step as a path: weights packed for its kernels, and one call for all layers of a step.
+
+Knows packed weights and the library's structs; knows no file. What is computed is described in `kernels/forward.c`.
+"""
+
+import ctypes
+from collections.abc import Generator, Sequence
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from kvouch.cache.blocks import BlockCache, whole_blocks
+from kvouch.contract import KVCache, LayerWatch, Rows
+from kvouch.errors import CacheShapeError
+from kvouch.kernels import binding
+from kvouch.kernels.binding import Library, Variant, pointer
+from kvouch.models.config import ModelConfig
+from kvouch.models.linear import Linear
+from kvouch.models.network import Bound
+from kvouch.models.step import ModelWeights, nonfinite
+
+INTERRUPTIBLE_ROWS = 16  # a shorter step is over before anyone can want to stop it
+
+
+class StepLinear:
+    """A weight in the layout that the compiled step reads; its bias in float32, padded with zeros."""
+
+    least_rows = 1
+
+    def __init__(self, path: "CompiledPath", weight: Tensor, bias: Tensor | None) -> None:
+        self._path = path
+        self.outputs, self.inputs = weight.shape
+        self.weight = path.library.pack(weight)
+        self.bias = None
+        if bias is not None:
+            self.bias = torch.zeros(whole_blocks(self.outputs))
+            self.bias[: self.outputs] = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Float32 [R, N] of rows x [R, K], by the step's own product."""
+        rows = torch.zeros(len(x), whole_blocks(self.inputs))
+        rows[:, : self.inputs] = x
+        variant, threads = self._path.variant_of(self.weight.dtype), torch.get_num_threads()
+        found = self._path.library.multiply(variant, self.weight.dtype, self.described(), rows, threads)
+        return found[:, : self.outputs].contiguous()
+
+    def plain(self) -> Tensor:
+        """The weight [N, K] as the checkpoint has it."""
+        return binding.unpack(self.weight, self.outputs, self.inputs)
+
+    def described(self) -> binding.Product:
+        return binding.Product(
+            weight=pointer(self.weight), bias=pointer(self.bias), inputs=self.inputs, outputs=self.outputs
+        )
+
+    def products(self) -> Sequence[Linear]:
+        return (self,)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+class CompiledPath:
+    """The step in C for one instruction set and dtype: exact by construction, on the CPU."""
+
+    exact = True
+    heads_dtype: torch.dtype | None = torch.float32
+
+    def __init__(self, library: Library, variant: Variant, dtype: torch.dtype) -> None:
+        self.library, self.variant, self.dtype = library, variant, dtype
+        self.name = f"compiled {variant}"
+        self.kernels = f"{variant}:{str(dtype).removeprefix('torch.')}:{library.build}:"
+        self._function = library.step(variant, dtype)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._lock = Lock()  # one step at a time: the scratch is one, and so are the threads
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return StepLinear(self, weight, bias)
+
+    def embedding(self, plain: Tensor, tied: Linear | None) -> Tensor:
+        return tied.tensors[0] if tied is not None else plain
+
+    def new_cache(self, config: ModelConfig, capacity: int, *, dtype: torch.dtype, device: torch.device) -> BlockCache:
+        return BlockCache(config, capacity=capacity, dtype=dtype, device=device)
+
+    def variant_of(self, dtype: torch.dtype) -> Variant:
+        """The variant that multiplies a weight of a dtype: adapters are float32 beside any model."""
+        return self.variant if binding.has_step(self.variant, dtype) else "avx512"
+
+    def step(
+        self, weights: ModelWeights, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None
+    ) -> Tensor | None:
+        if cache.dtype != self.dtype or cache.device.type != "cpu":
+            raise CacheShapeError(f"the cache is {cache.dtype} on {cache.device}; this model is {self.dtype} on cpu")
+        if isinstance(cache, BlockCache):
+            scores = self._computed(weights, ids[0], cache, rows, watch)
+            cache.filled(ids.shape[1])
+        else:
+            scores = self._through_copies(weights, ids, cache, rows, watch)
+        if scores is None:
+            return None
+        return scores[:, -1] if rows == "last" else scores
+
+    def _through_copies(
+        self, weights: ModelWeights, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None
+    ) -> Tensor | None:
+        """A cache of another layout: each sequence is copied into blocks, and what is new copied back."""
+        first, end, config = cache.length, cache.length + ids.shape[1], weights.config
+        found, copies = [], []
+        for row in range(len(ids)):
+            copy = BlockCache(config, capacity=end, dtype=cache.dtype)
+            if first:
+                for layer in range(config.num_hidden_layers):
+                    copy.update(layer, *(held[row : row + 1] for held in cache.read(layer)))
+                copy.advance(first)
+            found.append(self._computed(weights, ids[row], copy, rows, watch))
+            copies.append(copy)
+        for layer in range(config.num_hidden_layers):
+            new = [copy.written(layer, first, end) for copy in copies]
+            keys, values = (torch.cat([pair[kind] for pair in new]) for kind in range(2))
+            cache.update(layer, keys, values)
+        scores = [one for one in found if one is not None]
+        return torch.cat(scores) if scores else None
+
+    def _computed(
+        self, weights: ModelWeights, ids: Tensor, cache: BlockCache, rows: Rows, watch: LayerWatch | None
+    ) -> Tensor | None:
+        """Scores [1, T or 1, V] of ids [T]; their keys and values are in the cache afterwards, not yet advanced."""
+        first, count = cache.length, len(ids)
+        scored = {"last": 1, "all": count, "none": 0}[rows]
+        vocabulary = weights.config.vocab_size
+        scores, ids = torch.empty(scored, whole_blocks(vocabulary)), ids.contiguous()
+        caught: list[BaseException] = []
+        watching = _watching(watch, caught)
+        watching.send(None)  # type: ignore[arg-type]
+        watched = watch is not None or count >= INTERRUPTIBLE_ROWS
+        with self._lock:
+            bound = Bound.of(weights)
+            call = binding.Call(
+                ids=pointer(ids),
+                cache=ctypes.pointer(_planes(cache)),
+                scores=pointer(scores),
+                scratch=self._scratch_for(bound.network, count, first + count),
+                watcher=binding.Watcher(watching.send) if watched else binding.Watcher(),
+                rows=count,
+                first=first,
+                first_scored=count - scored,
+                threads=torch.get_num_threads(),
+            )
+            status = self._function(ctypes.byref(bound.network), ctypes.byref(call))
+        if caught:
+            raise caught[0]
+        if status == binding.NONFINITE:
+            raise nonfinite(first, count, self.dtype)
+        return scores[None, :, :vocabulary] if scored else None
+
+    def _scratch_for(self, network: binding.Network, rows: int, end: int) -> int:
+        """Where the scratch begins; it grows to what the largest step so far needed."""
+        align = 64
+        needed = self.library.scratch_bytes(self.variant, self.dtype, network, rows, end) + align
+        if needed > len(self._scratch):
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        return -(-self._scratch.data_ptr() // align) * align
+
+
+def _watching(watch: LayerWatch | None, caught: list[BaseException]) -> Generator[int, int, None]:
+    """Takes layers, gives whether to go on. An interrupt that comes meanwhile is raised at a yield, inside the try.
+
+    The library calls `send`, which runs no line of Python before it is back in here: nothing can be raised outside.
+    """
+    go_on = 1
+    while True:
+        try:
+            layer = yield go_on
+            if watch is not None:
+                watch(layer)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            caught.append(error)
+            go_on = 0
+
+
+def _planes(cache: BlockCache) -> binding.Planes:
+    layer, kind, head, *_ = cache.planes.stride()
+    return binding.Planes(
+        planes=pointer(cache.planes),
+        table=pointer(cache.table),
+        layer_stride=layer,
+        kind_stride=kind,
+        head_stride=head,
+    )

@@ -324,6 +324,32 @@ static void activate(const work *w, int row) {
 
 /* Attention. A part is what a row gets from one tile, or from several merged: output [head], largest score, mass. */
 
+/* Of scores times a scale; n is a multiple of LANES. Minus infinity for n = 0. */
+static float largest_of(const float *scores, int n, float scale) {
+    float most[LANES], largest = -INFINITY;
+    for (int j = 0; j < LANES; j++) most[j] = -INFINITY;
+    for (int k = 0; k < n; k += LANES)
+        for (int j = 0; j < LANES; j++) most[j] = scores[k + j] > most[j] ? scores[k + j] : most[j];
+    for (int j = 0; j < LANES; j++) largest = most[j] > largest ? most[j] : largest;
+    return largest * scale;
+}
+
+/* Scores become their exponentials under the largest; returns the sum of these. */
+static float to_shares(float *scores, int n, float scale, float largest) {
+    float lanes[LANES] = {0};
+    for (int k = 0; k < n; k++) scores[k] = exp_below_zero(scores[k] * scale - largest);
+    for (int k = 0; k < n; k += LANES)
+        for (int j = 0; j < LANES; j++) lanes[j] += scores[k + j];
+    return sum_of(lanes);
+}
+
+/* Asks for blocks that this thread will read next: few rows are computed faster than memory gives their keys. */
+static inline void fetch(const weight *plane, const int32_t *table, int b, int run, int left, size_t block) {
+    for (int i = 0; i < run && i < left; i++)
+        for (size_t k = 0; k < block; k += 64 / sizeof(weight))
+            _mm_prefetch((const char *)(plane + table[b + i] * block + k), _MM_HINT_T1);
+}
+
 /* Parts of query rows [r, r + many) of a head over one tile; rows that see nothing of it get mass 0. */
 static void attend_tile(const work *w, int layer, int head, int r, int many, int tile, float *parts) {
     const int32_t *table = w->c->cache->table + tile * TILE_BLOCKS;
@@ -334,37 +360,29 @@ static void attend_tile(const work *w, int layer, int head, int r, int many, int
     int blocks = last < 0 ? 0 : least(last / LANES + 1, TILE_BLOCKS);
     float scores[ROW_BLOCK * TILE], scale = 1.0f / sqrtf((float)w->m->head_dim);
     number shares[ROW_BLOCK * TILE];
+    int few = many <= ROWS_AT_ONCE, most = few ? 2 : TILE_BLOCKS, ahead = w->c->threads * TILE_BLOCKS;
+    int blocks_ahead = (w->c->first + w->c->rows) / LANES - (tile + w->c->threads) * TILE_BLOCKS;
 
     for (int run, b = 0; b < blocks; b += run) { /* neighbours in the table are one product */
-        for (run = 1; b + run < blocks && table[b + run] == table[b] + run;) run++;
+        for (run = 1; run < most && b + run < blocks && table[b + run] == table[b] + run;) run++;
+        if (few) fetch(keys, table + ahead, b, run, blocks_ahead - b, block);
         packed_rows(queries, w->head, many, keys + table[b] * block, block, run, LANES * (1 + PAIRED), w->head, NULL, 0,
                     scores + b * LANES, TILE, 0);
     }
     for (int i = 0; i < many; i++) {
         int seen = w->c->first + (r + i) / w->group - tile * TILE + 1; /* keys [0, seen) of the tile */
         int whole = seen <= 0 ? 0 : least(padded(seen), TILE);
-        float *s = scores + i * TILE, most[LANES], mass[LANES] = {0};
-        for (int j = 0; j < LANES; j++) most[j] = -INFINITY;
-        for (int k = 0; k < whole; k += LANES)
-            for (int j = 0; j < LANES; j++) {
-                s[k + j] = k + j < seen ? s[k + j] * scale : -INFINITY;
-                most[j] = s[k + j] > most[j] ? s[k + j] : most[j];
-            }
-        float largest = most[0];
-        for (int j = 1; j < LANES; j++) largest = most[j] > largest ? most[j] : largest;
-        for (int k = 0; k < whole; k += LANES)
-            for (int j = 0; j < LANES; j++) {
-                float share = exp_below_zero(s[k + j] - largest);
-                share = k + j < seen ? share : 0.0f;
-                mass[j] += share;
-                shares[i * TILE + k + j] = to_number(share);
-            }
-        for (int k = whole; k < blocks * LANES; k++) shares[i * TILE + k] = to_number(0.0f);
+        float *s = scores + i * TILE;
+        for (int k = seen < 0 ? 0 : seen; k < whole; k++) s[k] = -INFINITY; /* selected away: their shares are 0 */
+        float largest = largest_of(s, whole, scale);
         parts[i * w->part + w->head] = largest;
-        parts[i * w->part + w->head + 1] = sum_of(mass);
+        parts[i * w->part + w->head + 1] = to_shares(s, whole, scale, largest);
+        for (int k = 0; k < whole; k++) shares[i * TILE + k] = to_number(s[k]);
+        for (int k = whole; k < blocks * LANES; k++) shares[i * TILE + k] = to_number(0.0f);
     }
     for (int run, b = 0; b < blocks; b += run) {
-        for (run = 1; b + run < blocks && table[b + run] == table[b] + run;) run++;
+        for (run = 1; run < most && b + run < blocks && table[b + run] == table[b] + run;) run++;
+        if (few) fetch(values, table + ahead, b, run, blocks_ahead - b, block);
         packed_rows(shares + b * LANES, TILE, many, values + table[b] * block, LANES * (1 + PAIRED), w->head / LANES,
                     w->head * (1 + PAIRED), run * LANES, b ? parts : NULL, w->part, parts, w->part, 0);
     }

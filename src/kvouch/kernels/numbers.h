@@ -22,11 +22,12 @@ static inline float magnitude(float x) { return from_bits(bits_of(x) & 0x7ffffff
 
 static inline int is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 
-/* e^x for x <= 0, with a relative error under 2 units in the last place; below -87 it is e^-87, and NaN stays NaN.
+/* e^x for x <= 0, with a relative error under 2 units in the last place; below -87 it is 0, and NaN stays NaN.
    x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7, whose next term is under 6e-9. */
 static inline float exp_below_zero(float x) {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest whole number in the low bits */
-    x = x < -87.0f ? -87.0f : x;
+    int none = x < -87.0f;
+    x = none ? -87.0f : x;
     float shifted = x * 1.44269504f + shift;
     float n = shifted - shift;
     float r = __builtin_fmaf(n, -0.693359375f, x); /* ln 2 in two parts: the first product is exact */
@@ -39,7 +40,8 @@ static inline float exp_below_zero(float x) {
     p = __builtin_fmaf(p, r, 0.5f);
     p = __builtin_fmaf(p, r, 1.0f);
     p = __builtin_fmaf(p, r, 1.0f);
-    return p * from_bits((bits_of(shifted) - bits_of(shift) + 127u) << 23);
+    p *= from_bits((bits_of(shifted) - bits_of(shift) + 127u) << 23);
+    return none ? 0.0f : p;
 }
 
 static inline float sigmoid(float x) {

@@ -44,7 +44,7 @@ enum { ROWS_AT_ONCE = 6, MOST_PANELS = 4 };
 /* As many panels at once as the registers hold beside the sums of so many rows. */
 static inline int panels_at_once(int rows) {
     if (WIDTH == 16 || rows == 1) return MOST_PANELS;
-    return rows <= 3 ? 2 : 1;
+    return rows == 2 ? 2 : 1;
 }
 
 #define INLINE static inline __attribute__((always_inline))
@@ -110,7 +110,7 @@ INLINE void JOIN(PRODUCT, block)(const int M, const int C, const ROW *x, ptrdiff
 }
 
 /* The same for any number of rows and `count` panels, `panel_stride` numbers apart from `panels` on. */
-static void JOIN(PRODUCT, rows)(const ROW *x, ptrdiff_t x_stride, int rows, const WEIGHT *panels, ptrdiff_t panel_stride,
+static __attribute__((noinline)) void JOIN(PRODUCT, rows)(const ROW *x, ptrdiff_t x_stride, int rows, const WEIGHT *panels, ptrdiff_t panel_stride,
                                 int count, ptrdiff_t step, int inputs, const float *start, ptrdiff_t start_stride,
                                 float *y, ptrdiff_t y_stride, int add) {
     for (int row = 0; row < rows; row += ROWS_AT_ONCE) {
@@ -125,7 +125,7 @@ static void JOIN(PRODUCT, rows)(const ROW *x, ptrdiff_t x_stride, int rows, cons
 #define CASE(M)                                                                                                        \
     case M:                                                                                                            \
         JOIN(PRODUCT, block)                                                                                           \
-        (M, WIDTH == 16 || M == 1 ? MOST_PANELS : M <= 3 ? 2 : 1, from, x_stride, at, step, inputs, begin, start_stride, \
+        (M, WIDTH == 16 || M == 1 ? MOST_PANELS : M == 2 ? 2 : 1, from, x_stride, at, step, inputs, begin, start_stride, \
          to, y_stride, used, add);                                                                                     \
         break;
             switch (m) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }

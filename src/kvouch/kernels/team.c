@@ -6,7 +6,7 @@
 #include <stddef.h>
 
 enum { MOST_MEMBERS = 256 };
-enum { SPINS = 4000 }; /* some 50 microseconds: longer than a phase of a step lasts, shorter than anyone notices */
+enum { SPINS = 40000 }; /* some 50 microseconds: longer than a phase of a step lasts, shorter than anyone notices */
 
 struct team {
     pthread_mutex_t busy;                /* held for the length of a run */

@@ -101,7 +101,8 @@ class CompiledPath:
             scores = self._through_copies(weights, ids, cache, rows, watch)
         if scores is None:
             return None
-        return scores[:, -1] if rows == "last" else scores
+        with torch.inference_mode(False):
+            return scores[:, -1] if rows == "last" else scores
 
     def _through_copies(
         self, weights: ModelWeights, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None
@@ -131,7 +132,9 @@ class CompiledPath:
         first, count = cache.length, len(ids)
         scored = {"last": 1, "all": count, "none": 0}[rows]
         vocabulary = weights.config.vocab_size
-        scores, ids = torch.empty(scored, whole_blocks(vocabulary)), ids.contiguous()
+        ids = ids.contiguous()
+        with torch.inference_mode(False):
+            scores = torch.empty(scored, whole_blocks(vocabulary))
         caught: list[BaseException] = []
         watching = _watching(watch, caught)
         watching.send(None)  # type: ignore[arg-type]
@@ -154,7 +157,8 @@ class CompiledPath:
             raise caught[0]
         if status == binding.NONFINITE:
             raise nonfinite(first, count, self.dtype)
-        return scores[None, :, :vocabulary] if scored else None
+        with torch.inference_mode(False):
+            return scores[None, :, :vocabulary] if scored else None
 
     def _scratch_for(self, network: binding.Network, rows: int, end: int) -> int:
         """Where the scratch begins; it grows to what the largest step so far needed."""

@@ -55,7 +55,9 @@ def forward_cached(
     parts = [part for part in found if part is not None]
     if not parts:
         return None
-    return parts[0].clone() if scores == "last" else torch.cat(parts, dim=1)  # outside inference mode: plain tensors
+    if scores == "all":
+        return torch.cat(parts, dim=1)
+    return parts[0].clone() if parts[0].is_inference() else parts[0]  # callers get plain tensors
 
 
 def _check(ids: Tensor, config: ModelConfig, cache: KVCache) -> None:

@@ -32,7 +32,8 @@ class BuildKernels(build_ext):
         command = list(self.compiler.compiler_so)
         version = subprocess.run([command[0], "--version"], capture_output=True, check=True).stdout.decode()
         build = hashlib.sha256(repr((sources, version, command, FLAGS, VARIANTS)).encode()).hexdigest()
-        objects = self._compile(["library.c", "team.c"], [f'-DKV_SOURCES="{sources}"', f'-DKV_BUILD="{build}"'], "common")
+        digests = [f'-DKV_SOURCES="{sources}"', f'-DKV_BUILD="{build}"']
+        objects = self._compile(["library.c", "team.c"], digests, "common")
         for variant, (flags, dtypes) in VARIANTS.items():
             for dtype in dtypes:
                 defined = [f"-DVARIANT={variant}", f"-DDTYPE={dtype}", f"-DDTYPE_IS_{dtype}"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from kvouch.contract import Grade, Hit, KVCache, Reason, Rows, Verdict
+from kvouch.contract import Grade, Hit, KVCache, LayerWatch, Reason, Rows, Verdict
 from kvouch.engine.backend import NOTHING_ASKED
 from kvouch.engine.model import Model
 from kvouch.errors import ContextOverflow
@@ -38,9 +38,9 @@ def count_positions(model: Model) -> Callable[[], int]:
     """
     step, seen = model.weights.step, [0]
 
-    def counted(ids: Tensor, cache: KVCache, rows: Rows) -> Tensor | None:
+    def counted(ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None = None) -> Tensor | None:
         seen[0] += ids.numel()
-        return step(ids, cache, rows)
+        return step(ids, cache, rows, watch)
 
     def taken() -> int:
         count, seen[0] = seen[0], 0

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvouch.engine.model import Model, load
 from kvouch.loader.checkpoint import DtypeName
+from kvouch.models.paths import PathName
 from kvouch.models.tiny import TINY_CONFIGS, tiny_tensors
 
 
@@ -31,15 +32,15 @@ def tiny_directory(directory: Path, family: str, *, seed: int = 0, dtype: torch.
     return write_model(directory, TINY_CONFIGS[family], tensors)
 
 
-def tiny_model(family: str, dtype: DtypeName = "float32") -> Model:
+def tiny_model(family: str, dtype: DtypeName = "float32", path: PathName = "auto") -> Model:
     """One of TINY_CONFIGS: tensors that all tests share, in weights of the caller's own, whose step it may replace."""
-    return own_weights(_loaded(family, dtype))
+    return own_weights(_loaded(family, dtype, path))
 
 
 @cache
-def _loaded(family: str, dtype: DtypeName) -> Model:
+def _loaded(family: str, dtype: DtypeName, path: PathName) -> Model:
     with TemporaryDirectory() as directory:
-        return load(tiny_directory(Path(directory), family), dtype=dtype)
+        return load(tiny_directory(Path(directory), family), dtype=dtype, path=path)
 
 
 def own_weights(model: Model) -> Model:

@@ -1,13 +1,14 @@
 """L3 of the backend: whatever fails half-way leaves a prefix that was there before, and nothing else."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvouch.cache.static import StaticCache
-from kvouch.contract import TILE, KVCache, Rows
+from kvouch.contract import TILE, KVCache, LayerWatch, Rows
 from kvouch.engine.backend import RollbackBackend
 from kvouch.engine.model import Model
 from kvouch.errors import NonFinite
@@ -37,9 +38,10 @@ def fail_at(model: Model, layer: int, step: int, fault: BaseException) -> Callab
     """The step of that number (from 0) raises when it updates that layer; returns what takes the fault away."""
     plain, seen = model.weights.step, [0]
 
-    def failing(ids: Tensor, cache: KVCache, rows: Rows) -> Tensor | None:
+    def failing(ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None = None) -> Tensor | None:
         number, seen[0] = seen[0], seen[0] + 1
-        return plain(ids, _FailingCache(cache, layer, fault) if number == step else cache, rows)  # type: ignore[arg-type]
+        given: Any = _FailingCache(cache, layer, fault) if number == step else cache
+        return plain(ids, given, rows, watch)
 
     def mend() -> None:
         model.weights.step = plain  # type: ignore[method-assign]

@@ -65,19 +65,27 @@ class BlockCache(LayeredCache):
         """A step has written so many positions to every layer: they are pending."""
         self._pending = [new_positions] * len(self._pending)
 
-    def written(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, G, end - first, D] of any positions that were written, pending ones included."""
+    def adopt(self, keys: Tensor, values: Tensor) -> None:
+        """Holds keys and values [layers, G, positions, D] of another cache, and nothing else."""
+        self.rollback(0)
+        used = whole_blocks(keys.shape[2]) // BLOCK
+        self.planes[:, 0, :, :used] = self._packed(keys, kind=0)
+        self.planes[:, 1, :, :used] = self._packed(values, kind=1)
+        self.length = keys.shape[2]
+
+    def written(self, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [layers, G, end - first, D] of positions that were written, pending ones included."""
         start = first // BLOCK
-        keys, values = self._plain(layer, start, whole_blocks(end) // BLOCK)
         inside = slice(first - start * BLOCK, end - start * BLOCK)
+        keys, values = self._plain(self.planes[:, :, :, start : whole_blocks(end) // BLOCK].transpose(0, 1))
         return keys[:, :, inside], values[:, :, inside]
 
     def read(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.written(layer, 0, self.length)
+        return self._read(layer, self.length)
 
     def tiles(self, layer: int) -> Tiles:
         tiled, end = self._tiled(layer), self._end(layer)
-        keys, values = (pad(held, (0, 0, 0, tiled - end)) for held in self.written(layer, 0, end))
+        keys, values = (pad(held, (0, 0, 0, tiled - end)) for held in self._read(layer, end))
         return Tiles(as_tiles(keys), as_tiles(values))
 
     def fork(self) -> Self:
@@ -92,27 +100,34 @@ class BlockCache(LayeredCache):
 
     def _write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         end = self._end(layer)
-        start, stop = self.length // BLOCK, whole_blocks(end) // BLOCK
-        size, together = whole_blocks(self._config.head_dim), numbers_together(self.dtype)
-        before = self.length - start * BLOCK  # positions of the first block that stay
-        for kind, (held, new) in enumerate(zip(self._plain(layer, start, stop), (keys, values), strict=True)):
-            rows = torch.cat([held[:, :, :before], new], dim=2)[0]  # [G, positions, D]
-            rows = pad(rows, (0, size - rows.shape[-1], 0, (stop - start) * BLOCK - rows.shape[1]))
-            if kind == 0:  # [G, block, D/2, 16, 2]
-                packed = rows.unflatten(1, (-1, BLOCK)).unflatten(-1, (-1, together)).transpose(2, 3)
-            else:  # [G, block, 8, D, 2]
-                packed = rows.unflatten(1, (-1, BLOCK // together, together)).transpose(3, 4)
-            self.planes[layer, kind, :, start:stop] = packed.flatten(2)
-        return self.written(layer, 0, end)
+        start = self.length // BLOCK
+        blocks = self.planes[layer, :, :, start : whole_blocks(end) // BLOCK]
+        kept = self.length - start * BLOCK  # positions of the first block that stay
+        for kind, (held, new) in enumerate(zip(self._plain(blocks), (keys[0], values[0]), strict=True)):
+            blocks[kind] = self._packed(torch.cat([held[:, :kept], new], dim=1), kind=kind)
+        return self._read(layer, end)
 
-    def _plain(self, layer: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, G, positions, D] of blocks [start, stop)."""
+    def _read(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, G, end, D] of a layer."""
+        keys, values = self._plain(self.planes[layer, :, :, : whole_blocks(end) // BLOCK])
+        return keys[None, :, :end], values[None, :, :end]
+
+    def _packed(self, rows: Tensor, *, kind: int) -> Tensor:
+        """[..., positions, D] as blocks [..., block, numbers]; zeros fill the last one."""
+        positions, size = rows.shape[-2:]
+        rows = pad(rows, (0, whole_blocks(size) - size, 0, whole_blocks(positions) - positions))
+        together = numbers_together(self.dtype)
+        blocks: Tensor = rows.unflatten(-2, (-1, BLOCK // together, together)).transpose(-2, -1)  # [..., 8, D, 2]
+        if kind == 0:
+            blocks = rows.unflatten(-2, (-1, BLOCK)).unflatten(-1, (-1, together)).transpose(-3, -2)  # [.., D/2, 16, 2]
+        return blocks.flatten(-3)
+
+    def _plain(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [..., positions, D] of blocks [2, ..., block, numbers]."""
         together, size = numbers_together(self.dtype), self._config.head_dim
-        keys, values = self.planes[layer, :, :, start:stop]
-        keys = keys.unflatten(-1, (-1, BLOCK, together)).transpose(2, 3)  # [G, block, 16, D/2, 2]
-        values = values.unflatten(-1, (BLOCK // together, -1, together)).transpose(3, 4)  # [G, block, 8, 2, D]
-        keys, values = keys.flatten(3).flatten(1, 2), values.flatten(1, 3)  # [G, positions, D rounded up]
-        return keys[None, :, :, :size], values[None, :, :, :size]
+        keys = blocks[0].unflatten(-1, (-1, BLOCK, together)).transpose(-3, -2).flatten(-2).flatten(-3, -2)
+        values = blocks[1].unflatten(-1, (BLOCK // together, -1, together)).transpose(-2, -1).flatten(-4, -2)
+        return keys[..., :size], values[..., :size]
 
     def _drop_beyond_length(self) -> None:
         """They stay in their blocks, out of reach."""

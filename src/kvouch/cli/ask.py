@@ -26,6 +26,8 @@ def ask(
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
+    path: options.PathOption = "auto",
+    allow_nonfinite: options.NonfiniteOption = False,
     adapter: options.AdapterOption = None,
     adapter_scale: options.AdapterScaleOption = 1.0,
     fingerprint_every: options.FingerprintOption = 0,
@@ -55,7 +57,9 @@ def ask(
         if not question.strip():
             raise UsageError(f"question {number} is empty")
     texts = [read_document(path) for path in documents]
-    model = open_model(model_name, dtype=dtype, device=device, threads=threads)
+    model = open_model(
+        model_name, dtype=dtype, device=device, threads=threads, path=path, allow_nonfinite=allow_nonfinite
+    )
     served = bind(model, adapter=adapter, scale=adapter_scale, fingerprint_every=fingerprint_every)
     requests, shared = _share(model, served, plan, documents, texts, questions)
     if not as_json:

@@ -34,6 +34,8 @@ def chat(
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
+    path: options.PathOption = "auto",
+    allow_nonfinite: options.NonfiniteOption = False,
     adapter: options.AdapterOption = None,
     adapter_scale: options.AdapterScaleOption = 1.0,
     fingerprint_every: options.FingerprintOption = 0,
@@ -60,7 +62,9 @@ def chat(
         max_new_tokens=max_new_tokens,
         stop=stop,
     )
-    model = open_model(model_name, dtype=dtype, device=device, threads=threads)
+    model = open_model(
+        model_name, dtype=dtype, device=device, threads=threads, path=path, allow_nonfinite=allow_nonfinite
+    )
     tokenizer = tokenizer_of(model, "`kvouch generate --ids` takes ids")
     tokenizer.render([{"role": "user", "content": "?"}])  # a model that cannot chat says so before the first line
     served = bind(model, adapter=adapter, scale=adapter_scale, fingerprint_every=fingerprint_every)

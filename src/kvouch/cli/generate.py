@@ -27,6 +27,8 @@ def generate(
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
+    path: options.PathOption = "auto",
+    allow_nonfinite: options.NonfiniteOption = False,
     adapter: options.AdapterOption = None,
     adapter_scale: options.AdapterScaleOption = 1.0,
     temperature: options.TemperatureOption = 0.0,
@@ -52,7 +54,9 @@ def generate(
         stop=stop,
     )
     given = _given_ids(prompt, ids_text)
-    model = open_model(model_name, dtype=dtype, device=device, threads=threads)
+    model = open_model(
+        model_name, dtype=dtype, device=device, threads=threads, path=path, allow_nonfinite=allow_nonfinite
+    )
     if given is None:
         given = tokenizer_of(model, "give token ids with --ids").encode(prompt or "")
     stop_ids = model.tokenizer.stop_ids if model.tokenizer is not None else plan.stop_ids

@@ -2,6 +2,7 @@
 
 import json
 import platform
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,12 +22,18 @@ def info(
     dtype: options.DtypeOption = "auto",
     device: options.DeviceOption = "cpu",
     threads: options.ThreadsOption = None,
+    path: options.PathOption = "auto",
+    allow_nonfinite: options.NonfiniteOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, instead of lines.")] = False,
 ) -> None:
     set_threads(threads)
     fields: dict[str, Any] = {"machine": machine_fields()}
     if model_name is not None:
-        fields["model"] = model_fields(open_model(model_name, dtype=dtype, device=device, threads=threads))
+        fields["model"] = model_fields(
+            open_model(
+                model_name, dtype=dtype, device=device, threads=threads, path=path, allow_nonfinite=allow_nonfinite
+            )
+        )
     if as_json:
         typer.echo(json.dumps(fields))
         return
@@ -38,6 +45,9 @@ def machine_fields() -> dict[str, Any]:
     """Versions, devices and what the CPU path computes with."""
     import torch
 
+    from kvouch.kernels.binding import library
+
+    kernels = library()
     cuda = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "python": platform.python_version(),
@@ -46,6 +56,7 @@ def machine_fields() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "onednn": torch.backends.mkldnn.is_available(),
+        "compiled_step": kernels if isinstance(kernels, str) else list(kernels.variants),
         "cuda_devices": cuda,
     }
 
@@ -54,7 +65,8 @@ def model_fields(model: "Model") -> dict[str, Any]:
     """Sizes, memory and exactness of a loaded model."""
     from kvouch.cache.sizing import cache_bytes
 
-    config, arithmetic = model.config, model.weights.arithmetic
+    config = model.config
+    rows = {} if model.weights.path.exact else asdict(model.weights.arithmetic)
     return {
         "model": model.name,
         "family": config.family,
@@ -71,12 +83,12 @@ def model_fields(model: "Model") -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
         "weights_bytes": model.weights.nbytes,
-        "weights_packed": any(tensor.is_mkldnn for tensor in model.weights.tensors()),
         "cache_bytes_per_position": cache_bytes(config, 1, 1, model.dtype),
+        "path": model.path,
+        **({"not_compiled": model.not_compiled} if model.not_compiled else {}),
         "grade": str(model.grade),
         "identity": model.identity().to_dict(),
-        "linear_rows": arithmetic.linear_rows,
-        "attention_rows": arithmetic.attention_rows,
+        **rows,
     }
 
 

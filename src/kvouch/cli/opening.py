@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvouch.cli.answers import note
-from kvouch.cli.options import Dtype
+from kvouch.cli.options import Dtype, PathName
 from kvouch.cli.progress import progress_on_stderr
 from kvouch.errors import UsageError
 
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 MOST_THREADS = 1024
 
 
-def open_model(name: str, *, dtype: Dtype, device: str, threads: int | None) -> "Model":
-    """The loaded model; UsageError for a device or a number of threads that cannot be."""
+def open_model(
+    name: str, *, dtype: Dtype, device: str, threads: int | None, path: PathName, allow_nonfinite: bool
+) -> "Model":
+    """The loaded model; UsageError for a device, a path or a number of threads that cannot be."""
     import torch
 
     from kvouch.engine.model import load
@@ -30,8 +32,9 @@ def open_model(name: str, *, dtype: Dtype, device: str, threads: int | None) -> 
         reason = str(error).partition("\n")[0]
         raise UsageError(f"device {device!r} cannot be used ({reason}); cpu always can") from error
     with progress_on_stderr() as progress:
-        model = load(name, dtype=dtype, device=device, progress=progress)
-    if model.device.type == "cpu" and model.dtype != torch.float32 and not can_pack(model.dtype, model.device):
+        model = load(name, dtype=dtype, device=device, path=path, allow_nonfinite=allow_nonfinite, progress=progress)
+    slow = model.path == "torch" and model.device.type == "cpu"
+    if slow and model.dtype != torch.float32 and not can_pack(model.dtype, model.device):
         short = str(model.dtype).removeprefix("torch.")
         note(f"this CPU has no fast {short} product: --dtype float32 reads a prompt several times faster")
     return model
@@ -64,7 +67,7 @@ class Served:
 
 
 def set_threads(threads: int | None) -> None:
-    """How many threads torch computes with, from here on."""
+    """How many threads are computed with, from here on: torch's number is that of the compiled step, too."""
     import torch
 
     if threads is None:

@@ -10,11 +10,18 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "smollm2-135m-instruct-q4_1"
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+PathName = Literal["auto", "torch", "avx2", "avx512", "avx512_bf16"]
 
 ModelOption = Annotated[str, typer.Option("--model", help="A model directory, a catalogue name, or a hub id.")]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="What to compute in; auto is the checkpoint's own.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="Where to compute, as torch names it: cpu, cuda, ...")]
-ThreadsOption = Annotated[int | None, typer.Option("--threads", help="CPU threads; torch's own choice by default.")]
+ThreadsOption = Annotated[int | None, typer.Option("--threads", help="CPU threads; as many as torch takes by default.")]
+PathOption = Annotated[
+    PathName, typer.Option("--path", help="What computes: auto is the compiled step's best, and torch elsewhere.")
+]
+NonfiniteOption = Annotated[
+    bool, typer.Option("--allow-nonfinite", help="Load weights that hold an infinity or a NaN.")
+]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 takes the best token always.")]
 AdapterOption = Annotated[Path | None, typer.Option("--adapter", help="A LoRA adapter's directory (PEFT layout).")]
 AdapterScaleOption = Annotated[float, typer.Option("--adapter-scale", help="What its corrections are multiplied by.")]

@@ -114,9 +114,7 @@ class Computation:
                 self.measured = replace(before, numerics=numerics)
             return taken.digest
 
-    def forward(
-        self, ids: Tensor, cache: KVCache, scores: Rows, watch: LayerWatch | None = None
-    ) -> Tensor | None:
+    def forward(self, ids: Tensor, cache: KVCache, scores: Rows, watch: LayerWatch | None = None) -> Tensor | None:
         """`forward_cached` on ids [B, T]."""
         return forward_cached(ids, self.weights, self.weights.config, cache, scores=scores, watch=watch)
 
@@ -136,9 +134,7 @@ class Computation:
     def _probe(self) -> Grade:
         """Finds the quanta of rows under which the weights are exact here, and sets them."""
         layers = self.weights.config.num_hidden_layers
-        first, whole = (
-            Probed(self.weights, count, self._dtype, self._device) for count in (PROBED_LAYERS, layers)
-        )
+        first, whole = (Probed(self.weights, count, self._dtype, self._device) for count in (PROBED_LAYERS, layers))
         result = probe(self._ids(), layers=first, model=whole)
         self.weights.arithmetic = result.arithmetic
         return result.grade

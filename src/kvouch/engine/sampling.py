@@ -8,12 +8,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvouch.digest import Digest
 from kvouch.errors import NonFinite, UsageError
 
+Scores = NDArray[np.float32]
+Shares = NDArray[np.float64]
 DRAW_BITS = 53  # a double's
 LARGEST = 1e30  # of a parameter: scores are float32
 
@@ -69,42 +72,43 @@ def sample(scores: Tensor, params: SamplingParams, *, step: int, ids: Sequence[i
     The penalty and the bias come first, then top-k, top-p and min-p on what the temperature gives. Raises NonFinite,
     and UsageError for a bias on an id that does not exist.
     """
-    shaped = _shaped(scores, params, ids)
+    shaped = _shaped(scores.cpu().numpy(), params, ids)
     chosen = _chosen(shaped, params, step)
-    logprob = shaped[chosen].double() - shaped.double().logsumexp(0)
-    return Choice(id=chosen, logprob=float(logprob))
+    wide = shaped.astype(np.float64) - shaped.max()
+    return Choice(id=chosen, logprob=float(wide[chosen] - np.log(np.exp(wide).sum())))
 
 
-def _shaped(scores: Tensor, params: SamplingParams, ids: Sequence[int]) -> Tensor:
+# In numpy, on one thread: torch's threads spin on behind a large operation, in the way of those of the next step.
+
+
+def _shaped(scores: Scores, params: SamplingParams, ids: Sequence[int]) -> Scores:
     """Scores with the repetition penalty (Keskar et al., 2019) and the bias."""
     if params.repetition_penalty != 1.0 and ids:
-        seen = torch.tensor(sorted(set(ids)), device=scores.device)
+        seen, penalty = np.array(sorted(set(ids))), np.float32(params.repetition_penalty)
         found = scores[seen]
-        penalty = params.repetition_penalty
-        scores = scores.index_copy(0, seen, torch.where(found > 0, found / penalty, found * penalty))
+        scores = scores.copy()
+        scores[seen] = np.where(found > 0, found / penalty, found * penalty)
     if params.logit_bias:
         beyond = [one for one, _ in params.logit_bias if one >= len(scores)]
         if beyond:
             raise UsageError(f"logit_bias has id {beyond[0]}: outside the vocabulary [0, {len(scores)})")
-        at = torch.tensor([one for one, _ in params.logit_bias], device=scores.device)
-        added = torch.tensor([bias for _, bias in params.logit_bias], device=scores.device)
-        scores = scores.index_add(0, at, added.to(scores.dtype))
+        scores = scores.copy()
+        for one, bias in params.logit_bias:
+            scores[one] += np.float32(bias)
     return scores
 
 
-def _chosen(scores: Tensor, params: SamplingParams, step: int) -> int:
+def _chosen(scores: Scores, params: SamplingParams, step: int) -> int:
     best = scores.max()
-    if not best.isfinite():
+    if not np.isfinite(best):
         raise NonFinite(f"step {step}: the best score is {float(best)}, so no id can be chosen")
     if params.temperature == 0:
-        return int(scores.argmax())  # the first of equals, as torch documents
-    probabilities = _softmax(_likeliest(scores, params.top_k), best, params.temperature)
-    probabilities = _nucleus(probabilities, params.top_p)
+        return int(scores.argmax())  # the first of equals
+    probabilities = _nucleus(_softmax(_likeliest(scores, params.top_k), best, params.temperature), params.top_p)
     probabilities = probabilities * (probabilities >= params.min_p * probabilities.max())
-    cumulative = probabilities.cumsum(0)
-    target = draw(params.seed, step) * cumulative[-1:]
-    index = int(torch.searchsorted(cumulative, target, right=True))
-    last = int(torch.searchsorted(cumulative, cumulative[-1:]))  # where rounding took the target up to the sum
+    cumulative = probabilities.cumsum()
+    index = int(np.searchsorted(cumulative, draw(params.seed, step) * cumulative[-1], side="right"))
+    last = int(np.searchsorted(cumulative, cumulative[-1]))  # where rounding took the target up to the sum
     return min(index, last)
 
 
@@ -114,29 +118,37 @@ def draw(seed: int, step: int) -> float:
     return (int(digest.hex()[:16], 16) >> (64 - DRAW_BITS)) / 2.0**DRAW_BITS
 
 
-def _softmax(scores: Tensor, best: Tensor, temperature: float) -> Tensor:
-    """Float64 probabilities [V] on the CPU; the best score is taken off first, so no temperature overflows."""
-    return ((scores.cpu().double() - best.cpu().double()) / temperature).softmax(0)
+def _softmax(scores: Scores, best: np.float32, temperature: float) -> Shares:
+    """Float64 probabilities [V]; the best score is taken off first, so no temperature overflows."""
+    with np.errstate(over="ignore"):  # a small temperature takes what is far below the best to minus infinity
+        shares: Shares = np.exp((scores.astype(np.float64) - np.float64(best)) / temperature)
+    shares /= shares.sum()
+    return shares
 
 
-def _likeliest(scores: Tensor, top_k: int) -> Tensor:
+def _likeliest(scores: Scores, top_k: int) -> Scores:
     """All but the `top_k` best scores at minus infinity; of equals the lower ids stay."""
     if not 0 < top_k < len(scores):
         return scores
-    kept = scores.sort(descending=True, stable=True).indices[:top_k]
-    return torch.full_like(scores, -math.inf).index_copy(0, kept, scores[kept])
+    kept = np.argsort(-scores, kind="stable")[:top_k]
+    alone = np.full_like(scores, -math.inf)
+    alone[kept] = scores[kept]
+    return alone
 
 
-def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+def _nucleus(probabilities: Shares, top_p: float) -> Shares:
     """Zeroes all but the likeliest ids: the shortest list whose sum reaches `top_p`, the lower of equal ids first."""
     if top_p == 1:
         return probabilities
     # ids below this share sum to less than 1 - top_p, so none of them is needed: far fewer are left to sort
     least = min((1 - top_p) / len(probabilities), float(probabilities.max()))
-    candidates = (probabilities >= least).nonzero().flatten()  # [C]
-    shares, order = probabilities[candidates].sort(descending=True, stable=True)
-    kept = candidates[order[shares.cumsum(0) - shares < top_p]]
-    return torch.zeros_like(probabilities).index_copy(0, kept, probabilities[kept])
+    candidates = np.flatnonzero(probabilities >= least)  # [C]
+    order = np.argsort(-probabilities[candidates], kind="stable")
+    shares = probabilities[candidates[order]]
+    kept = candidates[order[shares.cumsum() - shares < top_p]]
+    alone = np.zeros_like(probabilities)
+    alone[kept] = probabilities[kept]
+    return alone
 
 
 def _is_number(value: object) -> bool:

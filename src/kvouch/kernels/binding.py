@@ -129,7 +129,10 @@ class Library:
     def pack(self, weight: Tensor) -> Tensor:
         """A weight [N, K] as the step reads it; by as many threads as torch has."""
         outputs, inputs = weight.shape
-        plain, packed = weight.contiguous(), torch.empty(packed_shape(outputs, inputs, weight.dtype), dtype=weight.dtype)
+        plain, packed = (
+            weight.contiguous(),
+            torch.empty(packed_shape(outputs, inputs, weight.dtype), dtype=weight.dtype),
+        )
         number, threads = NUMBERS[weight.dtype], torch.get_num_threads()
         self._library.kv_pack(pointer(plain), pointer(packed), outputs, inputs, number, threads)
         return packed
@@ -167,5 +170,7 @@ def library() -> Library | str:
     try:
         found = Library(LIBRARY)
     except OSError as error:
-        return f"no compiled step: {error}" if LIBRARY.exists() else "no compiled step was built when kvouch was installed"
+        return (
+            f"no compiled step: {error}" if LIBRARY.exists() else "no compiled step was built when kvouch was installed"
+        )
     return found if found.variants else "this processor has no AVX2 with FMA and F16C, which the compiled step needs"

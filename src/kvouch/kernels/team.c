@@ -2,11 +2,12 @@
 
 #include <immintrin.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stddef.h>
 
 enum { MOST_MEMBERS = 256 };
-enum { SPINS = 40000 }; /* some 50 microseconds: longer than a phase of a step lasts, shorter than anyone notices */
+enum { SPINS = 20000, YIELD_EACH = 50 }; /* well under a millisecond, in turns with whoever wants the processor */
 
 struct team {
     pthread_mutex_t busy;                /* held for the length of a run */
@@ -22,6 +23,8 @@ struct team {
     void *argument;
 };
 
+static _Thread_local int leading; /* this thread is member 0 of a run */
+
 static team the_team = {
     .busy = PTHREAD_MUTEX_INITIALIZER, .parking = PTHREAD_MUTEX_INITIALIZER, .awake = PTHREAD_COND_INITIALIZER};
 
@@ -29,7 +32,8 @@ static team the_team = {
 static void wait_for_change(team *t, atomic_uint *counter, unsigned seen) {
     for (int i = 0; i < SPINS; i++) {
         if (atomic_load_explicit(counter, memory_order_acquire) != seen) return;
-        _mm_pause();
+        if (i % YIELD_EACH == YIELD_EACH - 1) sched_yield();
+        else _mm_pause();
     }
     pthread_mutex_lock(&t->parking);
     atomic_fetch_add(&t->parked, 1);
@@ -106,6 +110,11 @@ static void recruit(team *t, int threads) {
 void team_run(int threads, void (*work)(team *, int, void *), void *argument) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     team *t = &the_team;
+    if (leading) { /* called back between two layers: alone, since all others wait for this thread */
+        team alone = {.members = 1};
+        work(&alone, 0, argument);
+        return;
+    }
     pthread_once(&once, watch_forks);
     pthread_mutex_lock(&t->busy);
     recruit(t, threads < MOST_MEMBERS ? threads : MOST_MEMBERS);
@@ -114,7 +123,9 @@ void team_run(int threads, void (*work)(team *, int, void *), void *argument) {
     t->argument = argument;
     atomic_store(&t->next, 0);
     change(t, &t->jobs);
+    leading = 1;
     work(t, 0, argument);
+    leading = 0;
     team_barrier(t);
     pthread_mutex_unlock(&t->busy);
 }

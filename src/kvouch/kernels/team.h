@@ -1,4 +1,5 @@
-/* A team of threads that run one function together. One team a process; who comes while it works waits. */
+/* A team of threads that run one function together. One team a process; who comes while it works waits, but for who
+   leads it and comes back from within, who works alone. */
 #ifndef KVOUCH_TEAM_H
 #define KVOUCH_TEAM_H
 

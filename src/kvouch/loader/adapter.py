@@ -21,7 +21,7 @@ from kvouch.errors import AdapterError
 from kvouch.loader.safetensors import read_safetensors
 from kvouch.models.linear import Linear
 from kvouch.models.lora import LoraPart, Parts
-from kvouch.models.step import Target, ModelWeights
+from kvouch.models.step import ModelWeights, Target
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -5,7 +5,7 @@ Knows packed weights and the library's structs; knows no file. What is computed 
 
 import ctypes
 from collections.abc import Generator, Sequence
-from threading import Lock
+from threading import RLock
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from kvouch.models.linear import Linear
 from kvouch.models.network import Bound
 from kvouch.models.step import ModelWeights, nonfinite
 
+ALIGNMENT = 64  # of the scratch: a cache line
 INTERRUPTIBLE_ROWS = 16  # a shorter step is over before anyone can want to stop it
 
 
@@ -74,7 +75,8 @@ class CompiledPath:
         self.kernels = f"{variant}:{str(dtype).removeprefix('torch.')}:{library.build}:"
         self._function = library.step(variant, dtype)
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._lock = Lock()  # one step at a time: the scratch is one, and so are the threads
+        self._lock = RLock()  # one step at a time: the scratch is one, and so are the threads
+        self._steps = 0  # in progress: a watch may compute, too
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return StepLinear(self, weight, bias)
@@ -108,20 +110,17 @@ class CompiledPath:
         self, weights: ModelWeights, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None
     ) -> Tensor | None:
         """A cache of another layout: each sequence is copied into blocks, and what is new copied back."""
-        first, end, config = cache.length, cache.length + ids.shape[1], weights.config
-        found, copies = [], []
+        first, end = cache.length, cache.length + ids.shape[1]
+        held = [torch.stack(kind) for kind in zip(*map(cache.read, range(cache.num_layers)), strict=True)]
+        found, new = [], []
         for row in range(len(ids)):
-            copy = BlockCache(config, capacity=end, dtype=cache.dtype)
-            if first:
-                for layer in range(config.num_hidden_layers):
-                    copy.update(layer, *(held[row : row + 1] for held in cache.read(layer)))
-                copy.advance(first)
+            copy = BlockCache(weights.config, capacity=end, dtype=cache.dtype)
+            copy.adopt(*(kind[:, row] for kind in held))
             found.append(self._computed(weights, ids[row], copy, rows, watch))
-            copies.append(copy)
-        for layer in range(config.num_hidden_layers):
-            new = [copy.written(layer, first, end) for copy in copies]
-            keys, values = (torch.cat([pair[kind] for pair in new]) for kind in range(2))
-            cache.update(layer, keys, values)
+            new.append(copy.written(first, end))
+        keys, values = (torch.stack(kind, dim=1) for kind in zip(*new, strict=True))  # [layers, B, G, T, D]
+        for layer in range(cache.num_layers):
+            cache.update(layer, keys[layer], values[layer])
         scores = [one for one in found if one is not None]
         return torch.cat(scores) if scores else None
 
@@ -141,18 +140,23 @@ class CompiledPath:
         watched = watch is not None or count >= INTERRUPTIBLE_ROWS
         with self._lock:
             bound = Bound.of(weights)
+            scratch = self._scratch_for(bound.network, count, first + count)
             call = binding.Call(
                 ids=pointer(ids),
                 cache=ctypes.pointer(_planes(cache)),
                 scores=pointer(scores),
-                scratch=self._scratch_for(bound.network, count, first + count),
+                scratch=-(-scratch.data_ptr() // ALIGNMENT) * ALIGNMENT,
                 watcher=binding.Watcher(watching.send) if watched else binding.Watcher(),
                 rows=count,
                 first=first,
                 first_scored=count - scored,
                 threads=torch.get_num_threads(),
             )
-            status = self._function(ctypes.byref(bound.network), ctypes.byref(call))
+            self._steps += 1
+            try:
+                status = self._function(ctypes.byref(bound.network), ctypes.byref(call))
+            finally:
+                self._steps -= 1
         if caught:
             raise caught[0]
         if status == binding.NONFINITE:
@@ -160,13 +164,14 @@ class CompiledPath:
         with torch.inference_mode(False):
             return scores[None, :, :vocabulary] if scored else None
 
-    def _scratch_for(self, network: binding.Network, rows: int, end: int) -> int:
-        """Where the scratch begins; it grows to what the largest step so far needed."""
-        align = 64
-        needed = self.library.scratch_bytes(self.variant, self.dtype, network, rows, end) + align
+    def _scratch_for(self, network: binding.Network, rows: int, end: int) -> Tensor:
+        """It grows to what the largest step so far needed; a step within a step has its own."""
+        needed = self.library.scratch_bytes(self.variant, self.dtype, network, rows, end) + ALIGNMENT
+        if self._steps:
+            return torch.empty(needed, dtype=torch.uint8)
         if needed > len(self._scratch):
             self._scratch = torch.empty(needed, dtype=torch.uint8)
-        return -(-self._scratch.data_ptr() // align) * align
+        return self._scratch
 
 
 def _watching(watch: LayerWatch | None, caught: list[BaseException]) -> Generator[int, int, None]:

@@ -34,7 +34,9 @@ class Bound:
         gain, bias = weights.final_norm()
         self.network = binding.Network(
             layers=self._array(binding.Layer, layers),
-            embedding=head.weight if tied else self._at("embedding", weights.embedding, self._dtype, vocabulary, hidden),
+            embedding=head.weight
+            if tied
+            else self._at("embedding", weights.embedding, self._dtype, vocabulary, hidden),
             final_gain=self._at("final norm", gain, torch.float32, hidden),
             final_bias=self._at("final norm", bias, torch.float32, hidden),
             head=head,
@@ -116,6 +118,9 @@ class Bound:
             outputs=outputs,
             scale=part.scale,
         )
+
+    def _embedding(self, table: Tensor, vocabulary: int, hidden: int) -> int | None:
+        return self._at("embedding", table, self._dtype, vocabulary, hidden)
 
     def _packed(self, name: str, tensor: Tensor, dtype: torch.dtype, outputs: int, inputs: int) -> int | None:
         return self._at(name, tensor, dtype, *binding.packed_shape(outputs, inputs, dtype))

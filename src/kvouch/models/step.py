@@ -136,9 +136,7 @@ class ModelWeights(ABC):
     def nbytes(self) -> int:
         return sum(storage_bytes(tensor) for tensor in self.tensors())
 
-    def step(
-        self, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None = None
-    ) -> Tensor | None:
+    def step(self, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None = None) -> Tensor | None:
         """Scores of ids [B, T] at positions [cache.length, cache.length + T), all in one attention tile.
 
         Float32 [B, V] for `last`, [B, T, V] for `all`, None for `none`. Fills every layer of the cache and does not
@@ -237,6 +235,6 @@ class StepRows:
 def nonfinite(first: int, count: int, dtype: torch.dtype) -> NonFinite:
     """What a step raises whose positions [first, first + count) compute no numbers."""
     return NonFinite(
-        f"positions {first} to {first + count - 1}: the computation gave an infinity or a NaN in {dtype}; nothing of it "
-        "was kept"
+        f"positions {first} to {first + count - 1}: the computation gave an infinity or a NaN in {dtype}; nothing of "
+        "it was kept"
     )

@@ -248,7 +248,7 @@ def test_shapes_beyond_all_memory_are_refused_at_once() -> None:
 
 def test_a_source_hands_out_each_tensor_once_cast() -> None:
     tensors = {"a": torch.tensor([1.0, 2.5])}
-    source = CheckpointSource(tensors, dtype=torch.bfloat16, device=torch.device("cpu"))
+    source = CheckpointSource(tensors, dtype=torch.bfloat16, device=torch.device("cpu"), where="model")
     assert same_bits(source.take("a", 2), torch.tensor([1.0, 2.5], dtype=torch.bfloat16))
     assert tensors == {}  # its memory can be given back
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kvouch.cache.concat import ConcatCache
-from kvouch.contract import TILE, KVCache, Rows
+from kvouch.contract import TILE, KVCache, LayerWatch, Rows
 from kvouch.engine.model import Model, load
 from kvouch.errors import (
     CacheError,
@@ -28,7 +28,7 @@ from kvouch.loader.source import CheckpointSource
 from kvouch.models.forward import forward_cached
 from kvouch.models.gpt2 import GPT2Weights
 from kvouch.models.llama import LlamaWeights
-from kvouch.models.step import TorchWeights
+from kvouch.models.step import ModelWeights
 from kvouch.models.tiny import CONTEXT, LAYERS, TINY_CONFIGS, VOCABULARY, tiny_tensors
 from kvouch.numerics.bits import same_bits
 from tiny_models import random_ids, tiny_model, write_model
@@ -38,7 +38,7 @@ FAMILIES = ["gpt2", "smollm2"]
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Model]:
-    return {family: tiny_model(family) for family in FAMILIES}
+    return {family: tiny_model(family, path="torch") for family in FAMILIES}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -78,7 +78,7 @@ for touch in ("update", "advance", "rollback", "reset", "fork", "tiles", "read")
 class Unused:
     """Weights that must not be used."""
 
-    def step(self, ids: Tensor, cache: KVCache, rows: Rows) -> NoReturn:
+    def step(self, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None = None) -> NoReturn:
         work_was_done()
 
 
@@ -217,7 +217,7 @@ class FailingBlock:
         return called
 
 
-def failing(weights: TorchWeights, layer: int, part: str, *, turn: int = 1, error: BaseException | None = None) -> Any:
+def failing(weights: ModelWeights, layer: int, part: str, *, turn: int = 1, error: BaseException | None = None) -> Any:
     """Weights that raise in a part of a layer, or in their own scores where the layer is LAYERS."""
     broken = copy.copy(weights)
     error = error or Boom()
@@ -324,7 +324,7 @@ def test_a_cache_that_fails_in_a_layer_leaves_what_was_there(
 
 # Numbers that are none.
 
-Spoil = Callable[..., TorchWeights]
+Spoil = Callable[..., ModelWeights]
 NOT_FINITE = [float("inf"), float("-inf"), float("nan")]
 
 
@@ -343,12 +343,15 @@ SPOILED = [(family, name) for family in FAMILIES for name in weights_to_spoil(fa
 def spoil(models: dict[str, Model]) -> Spoil:
     """A model's weights with one number of one tensor replaced; the probe is not asked, as it would refuse."""
 
-    def spoiled(family: str, name: str, value: float, row: int = 5) -> TorchWeights:
+    def spoiled(family: str, name: str, value: float, row: int = 5) -> ModelWeights:
         tensors = tiny_tensors(TINY_CONFIGS[family])
         tensors[name][row if tensors[name].dim() == 1 else (row, 5)] = value
         config = parse_config(TINY_CONFIGS[family], "config.json")
-        source = CheckpointSource(tensors, dtype=torch.float32, device=torch.device("cpu"))
-        weights = GPT2Weights(config, source) if config.rope is None else LlamaWeights(config, config.rope, source)
+        source = CheckpointSource(
+            tensors, dtype=torch.float32, device=torch.device("cpu"), where="model", allow_nonfinite=True
+        )
+        path, rope = models[family].weights.path, config.rope
+        weights = GPT2Weights(config, source, path) if rope is None else LlamaWeights(config, rope, source, path)
         weights.arithmetic = models[family].weights.arithmetic
         return weights
 

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvouch.contract import KVCache, Tiles
+from kvouch.cache.blocks import BlockCache, numbers_together
+from kvouch.contract import BLOCK, KVCache, Tiles
 from kvouch.engine.model import Model
 from kvouch.numerics.bits import same_bits
 
@@ -82,7 +83,16 @@ def all_scores(model: Model, ids: Tensor, cache: KVCache) -> Tensor:
 
 
 def poison(cache: KVCache, value: float) -> None:
-    """Fills every position beyond the length of a static cache with `value`."""
+    """Fills every position beyond the length of a cache that is allocated once with `value`."""
+    if isinstance(cache, BlockCache):
+        together = numbers_together(cache.dtype)
+        keys = cache.planes[:, 0].unflatten(-1, (-1, BLOCK, together))  # [layers, G, block, D/2, 16, 2]
+        values = cache.planes[:, 1].unflatten(-1, (BLOCK // together, -1, together))  # [layers, G, block, 8, D, 2]
+        for position in range(cache.length, cache.capacity):
+            block, inside = divmod(position, BLOCK)
+            keys[:, :, block, :, inside] = value
+            values[:, :, block, inside // together, :, inside % together] = value
+        return
     buffer: Tensor = cache._buffer  # type: ignore[attr-defined]
     with torch.inference_mode(buffer.is_inference()):
         buffer[..., cache.length :, :] = value

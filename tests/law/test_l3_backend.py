@@ -1,13 +1,13 @@
 """L3 of the backend: whatever fails half-way leaves a prefix that was there before, and nothing else."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
-from kvouch.cache.static import StaticCache
+from chunkings import poison
 from kvouch.contract import TILE, KVCache, LayerWatch, Rows
 from kvouch.engine.backend import RollbackBackend
 from kvouch.engine.model import Model
@@ -130,7 +130,7 @@ def test_no_room_to_grow_leaves_what_was_held(model: Model, monkeypatch: pytest.
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Model, "static_cache", no_room)
+        patched.setattr(Model, "new_cache", no_room)
         with pytest.raises(MemoryError):
             backend.next_logits([*HELD, *MORE])
         with pytest.raises(MemoryError):
@@ -154,7 +154,5 @@ def test_numbers_beyond_the_length_do_not_matter_after_a_fault(model: Model) -> 
     """What the failed step wrote stays in the buffer, and is never read."""
     backend = RollbackBackend(model)
     backend.prefill(HELD)
-    cache = backend.state.cache
-    assert isinstance(cache, StaticCache)
-    cache._buffer[..., len(HELD) :, :] = torch.nan
+    poison(backend.state.cache, math.nan)
     check_holds(backend, HELD, model)

@@ -4,8 +4,10 @@ A block holds BLOCK positions of one layer, kind and head: keys as [D/2, 16, 2] 
 values as [8, D, 2] and [16, D], with D rounded up to 16. Attention is then the same matrix product as all others.
 """
 
+import math
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -13,6 +15,8 @@ from torch.nn.functional import pad
 from kvouch.cache.base import LayeredCache, as_tiles
 from kvouch.contract import BLOCK, CacheShape, Tiles
 from kvouch.errors import CacheShapeError
+
+CACHE_LINE = 64
 
 
 def numbers_together(dtype: torch.dtype) -> int:
@@ -23,6 +27,19 @@ def numbers_together(dtype: torch.dtype) -> int:
 def whole_blocks(width: int) -> int:
     """`width` rounded up to a multiple of BLOCK."""
     return -(-width // BLOCK) * BLOCK
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on the CPU in pages that the system zeroes when they are first used, from a cache line on.
+
+    torch would fill them by its threads, which a forked child does not have and waits for in vain.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    count = math.prod(shape) * dtype.itemsize
+    raw = np.zeros(count + CACHE_LINE, np.uint8)
+    start = -raw.ctypes.data % CACHE_LINE
+    return torch.from_numpy(raw[start : start + count]).view(dtype).view(shape)
 
 
 class BlockCache(LayeredCache):
@@ -45,7 +62,7 @@ class BlockCache(LayeredCache):
         blocks = whole_blocks(capacity) // BLOCK
         numbers = BLOCK * whole_blocks(config.head_dim)
         shape = (config.num_hidden_layers, 2, config.num_key_value_heads, blocks, numbers)
-        self.planes = torch.zeros(shape, dtype=dtype, device=device)  # [layer, keys or values, G, block, numbers]
+        self.planes = _zeros(shape, dtype, self.device)  # [layer, keys or values, G, block, numbers]
         self.table = torch.arange(blocks, dtype=torch.int32)  # where the block of each 16 positions lies
 
     @property

@@ -63,9 +63,7 @@ def machine_fields() -> dict[str, Any]:
 
 def model_fields(model: "Model") -> dict[str, Any]:
     """Sizes, memory and exactness of a loaded model."""
-    from kvouch.cache.sizing import cache_bytes
-
-    config = model.config
+    config, cache = model.config, model.new_cache(1)
     rows = {} if model.weights.path.exact else asdict(model.weights.arithmetic)
     return {
         "model": model.name,
@@ -83,7 +81,7 @@ def model_fields(model: "Model") -> dict[str, Any]:
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": str(model.device),
         "weights_bytes": model.weights.nbytes,
-        "cache_bytes_per_position": cache_bytes(config, 1, 1, model.dtype),
+        "cache_bytes_per_position": cache.nbytes // cache.capacity,
         "path": model.path,
         **({"not_compiled": model.not_compiled} if model.not_compiled else {}),
         "grade": str(model.grade),

@@ -33,10 +33,14 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 
 class Lora(Structure):
+    """`kv_lora`: one correction of a slice of outputs."""
+
     _fields_ = (*_fields(c_void_p, "a b"), *_fields(c_int32, "rank start outputs"), ("scale", c_float))
 
 
 class Product(Structure):
+    """`kv_linear`: one matrix product."""
+
     _fields_ = (
         *_fields(c_void_p, "weight bias"),
         ("corrections", POINTER(Lora)),
@@ -45,6 +49,8 @@ class Product(Structure):
 
 
 class Layer(Structure):
+    """`kv_layer`: the tensors of a layer."""
+
     _fields_ = (
         *_fields(c_void_p, "attention_gain attention_bias query_gain key_gain mlp_gain mlp_bias"),
         *_fields(Product, "qkv output up down"),
@@ -52,6 +58,8 @@ class Layer(Structure):
 
 
 class Network(Structure):
+    """`kv_model`: the tensors and sizes of a model."""
+
     _fields_ = (
         ("layers", POINTER(Layer)),
         *_fields(c_void_p, "embedding positions cosines sines final_gain final_bias"),
@@ -62,6 +70,8 @@ class Network(Structure):
 
 
 class Planes(Structure):
+    """`kv_cache`: where keys and values lie."""
+
     _fields_ = (
         ("planes", c_void_p),
         ("table", c_void_p),
@@ -70,6 +80,8 @@ class Planes(Structure):
 
 
 class Call(Structure):
+    """`kv_call`: one step."""
+
     _fields_ = (
         ("ids", c_void_p),
         ("cache", POINTER(Planes)),

@@ -7,7 +7,6 @@ import torch
 
 import kvouch
 from commands import check_refused, run, talking_model
-from kvouch.cache.sizing import cache_bytes
 
 
 def test_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,12 +23,20 @@ def test_a_model_is_described_as_it_is_loaded(capsys: pytest.CaptureFixture[str]
     found = run(capsys, "info", "--model", directory, "--dtype", dtype, "--json").json["model"]
     model = kvouch.load(directory, dtype=dtype)  # type: ignore[arg-type]
     assert found["weights_bytes"] == model.weights.nbytes
-    assert found["cache_bytes_per_position"] == cache_bytes(model.config, 1, 1, model.dtype)
-    assert found["linear_rows"] == model.weights.arithmetic.linear_rows
-    assert found["attention_rows"] == model.weights.arithmetic.attention_rows
-    assert found["weights_packed"] is any(tensor.is_mkldnn for tensor in model.weights.tensors())
+    cache = model.new_cache(1024)
+    assert found["cache_bytes_per_position"] * cache.capacity == cache.nbytes
+    assert (found["path"], found.get("not_compiled")) == (model.path, model.not_compiled)
     assert (found["dtype"], found["grade"], found["family"]) == (dtype, str(model.grade), "llama")
     assert (found["context_tokens"], found["tokenizer"], found["chat_template"]) == (1024, True, True)
+
+
+def test_the_torch_path_says_why_and_how_many_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    directory = talking_model(tmp_path / "tiny")
+    found = run(capsys, "info", "--model", directory, "--path", "torch", "--json").json["model"]
+    model = kvouch.load(directory, path="torch")
+    assert (found["path"], found["not_compiled"]) == ("torch", "asked for")
+    assert found["linear_rows"] == model.weights.arithmetic.linear_rows
+    assert found["attention_rows"] == model.weights.arithmetic.attention_rows
 
 
 def test_the_lines_are_aligned_and_short(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

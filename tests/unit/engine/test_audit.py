@@ -28,9 +28,14 @@ def spoiled(model: Model, layer: int, position: int, *, keys: bool) -> State:
     backend = RollbackBackend(model)
     backend.prefill(PREFIX)
     state = backend.state.fork()
-    held = state.cache.read(layer)[0 if keys else 1]
+    layers = [[held.clone() for held in state.cache.read(one)] for one in range(state.cache.num_layers)]
+    held = layers[layer][0 if keys else 1]
     number = held[0, 0, position, 0]
     held[0, 0, position, 0] = torch.nextafter(number, number + 1)
+    state.cache.reset()
+    for one, pair in enumerate(layers):
+        state.cache.update(one, *pair)
+    state.cache.advance(len(state.ids))
     return state
 
 

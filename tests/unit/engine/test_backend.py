@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvouch.cache.sizing import cache_bytes
 from kvouch.contract import TILE, Hit, Miss
 from kvouch.engine.backend import RollbackBackend, UncachedBackend
 from kvouch.engine.model import Model
@@ -89,7 +88,11 @@ def test_progress_is_told_of_a_long_call_only(model: Model) -> None:
     backend.prefill(ids_of(TILE))
     assert told == []
     backend.next_logits(ids_of(3 * TILE + 5))
-    assert told == [("prefill", TILE * n, 2 * TILE + 5) for n in (1, 2)] + [("prefill", 2 * TILE + 5, 2 * TILE + 5)]
+    assert {(stage, total) for stage, _, total in told} == {("prefill", 2 * TILE + 5)}
+    done = [now for _, now, _ in told]
+    assert done == sorted(done)
+    assert {TILE // model.config.num_hidden_layers, TILE, 2 * TILE} < set(done)  # layer by layer
+    assert done[-1] == 2 * TILE + 5
 
 
 def test_a_fork_goes_its_own_way(model: Model) -> None:
@@ -112,11 +115,11 @@ def test_the_cache_grows_and_keeps_what_it_holds(model: Model) -> None:
         backend.next_logits(ids[:length])
         sizes.append(backend.nbytes)
     assert backend.verdict.reused_tokens == 2 * TILE + 1
-    assert sizes == [cache_bytes(model.config, 1, n * TILE, model.dtype) for n in (1, 1, 2, 4, 4)]
+    assert sizes == [model.new_cache(capacity).nbytes for capacity in (5, TILE, 2 * TILE, CONTEXT, CONTEXT)]
 
 
 def test_capacity_beyond_the_context_is_not_allocated(model: Model) -> None:
-    assert RollbackBackend(model, capacity=10**9).nbytes == cache_bytes(model.config, 1, CONTEXT, model.dtype)
+    assert RollbackBackend(model, capacity=10**9).nbytes == model.new_cache(CONTEXT).nbytes
 
 
 @pytest.mark.parametrize(

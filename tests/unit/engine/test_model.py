@@ -15,7 +15,9 @@ from torch import Tensor
 from kvouch.engine.model import Model, load
 from kvouch.errors import ConfigError, FileError, InvalidIds, KvouchError, TensorError, UnknownModel, UsageError
 from kvouch.loader.checkpoint import DtypeName
+from kvouch.models.compiled import CompiledPath
 from kvouch.models.linear import storage_bytes
+from kvouch.models.network import Bound
 from kvouch.models.tiny import TINY_CONFIGS, tiny_tensors
 from kvouch.numerics.bits import same_bits
 from tiny_models import random_ids, tiny_directory, tiny_model, write_model
@@ -365,6 +367,8 @@ def tensors_in(thing: Any, seen: set[int]) -> Iterator[Tensor]:
     if id(thing) in seen or isinstance(thing, (str, bytes, int, float, torch.dtype, torch.device, type(None))):
         return
     seen.add(id(thing))
+    if isinstance(thing, (CompiledPath, Bound)):  # scratch, and what the structs point to: no weights of their own
+        return
     if isinstance(thing, Tensor):
         yield thing
         return

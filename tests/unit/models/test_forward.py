@@ -28,6 +28,7 @@ from kvouch.loader.source import CheckpointSource
 from kvouch.models.forward import forward_cached
 from kvouch.models.gpt2 import GPT2Weights
 from kvouch.models.llama import LlamaWeights
+from kvouch.models.paths import PathName
 from kvouch.models.step import ModelWeights
 from kvouch.models.tiny import CONTEXT, LAYERS, TINY_CONFIGS, VOCABULARY, tiny_tensors
 from kvouch.numerics.bits import same_bits
@@ -441,14 +442,15 @@ def test_infinite_keys_are_found_where_their_weight_in_attention_is_zero(model: 
 
 
 @pytest.mark.law(3)
-def test_an_overflow_in_16_bits_is_found(tmp_path: Path) -> None:
-    """Weights that are finite, and products that are not."""
+@pytest.mark.parametrize(("path", "name"), [("torch", "mlp.c_fc"), ("auto", "attn.c_attn")])
+def test_an_overflow_in_16_bits_is_found(tmp_path: Path, path: PathName, name: str) -> None:
+    """Weights that are finite, and products that are not: the compiled step keeps only keys and values in 16 bits."""
     tensors = tiny_tensors(TINY_CONFIGS["gpt2"])
-    model = load(write_model(tmp_path / "fine", TINY_CONFIGS["gpt2"], tensors), dtype="float16")
-    tensors["h.2.mlp.c_fc.weight"] *= 3e4
+    model = load(write_model(tmp_path / "fine", TINY_CONFIGS["gpt2"], tensors), dtype="float16", path=path)
+    tensors[f"h.2.{name}.weight"] *= 3e4
 
     def run() -> None:
-        overflowing = load(write_model(tmp_path / "huge", TINY_CONFIGS["gpt2"], tensors), dtype="float16")
+        overflowing = load(write_model(tmp_path / "huge", TINY_CONFIGS["gpt2"], tensors), dtype="float16", path=path)
         overflowing.forward(random_ids(9), overflowing.concat_cache())
 
     with pytest.raises(NonFinite, match=r"an infinity or a NaN in torch\.float"):

@@ -37,11 +37,12 @@ bench-readme: $(READY)
 model: $(READY)
 	$(BIN)/kvouch models pull $(MODEL)
 
-$(READY): pyproject.toml constraints.txt
+# Editing a kernel installs again, which compiles it.
+$(READY): pyproject.toml constraints.txt setup.py $(wildcard src/kvouch/kernels/*.[ch])
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gguf,bench,test,check]'
 	touch $(READY)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/kvouch/kernels/*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

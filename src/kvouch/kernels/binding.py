@@ -179,10 +179,10 @@ def pointer(tensor: Tensor | None) -> int | None:
 @cache
 def library() -> Library | str:
     """The library of this installation, or why there is none."""
+    if not LIBRARY.exists():
+        return "no compiled step was built when kvouch was installed: it takes a C compiler and an x86-64 processor"
     try:
         found = Library(LIBRARY)
     except OSError as error:
-        return (
-            f"no compiled step: {error}" if LIBRARY.exists() else "no compiled step was built when kvouch was installed"
-        )
+        return f"the compiled step cannot be used: {error}"
     return found if found.variants else "this processor has no AVX2 with FMA and F16C, which the compiled step needs"

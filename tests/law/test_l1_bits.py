@@ -1,4 +1,4 @@
-"""L1: scores are a function of the ids alone; how they were cut into calls changes no bit of K, V or scores."""
+"""L1 on the torch path: scores are a function of the ids alone; how they were cut into calls changes no bit."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +43,7 @@ def check_chunkings(model: Model, plans: list[list[int]]) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("family", TINY_CONFIGS)
 def test_chunking_changes_no_bit_of_a_tiny_model(family: str, dtype: DtypeName) -> None:
-    model = tiny_model(family, dtype)
+    model = tiny_model(family, dtype, "torch")
     assert model.grade.name == "bitwise"
     one_by_one = [[1] * TINY_LENGTH] if family in ("gpt2", "smollm2") else []
     check_chunkings(model, [*one_by_one, *(random_chunks(TINY_LENGTH, seed) for seed in range(2))])
@@ -53,7 +53,7 @@ def test_chunking_changes_no_bit_of_a_tiny_model(family: str, dtype: DtypeName) 
 @pytest.mark.parametrize("family", ["gpt2", "smollm2"])
 def test_no_number_of_threads_changes_a_bit_under_chunking(family: str, dtype: DtypeName, threads: int) -> None:
     """A model that was probed with one number of threads is probed again with another."""
-    model = tiny_model(family, dtype)
+    model = tiny_model(family, dtype, "torch")
     check_chunkings(model, [random_chunks(TINY_LENGTH, threads, COARSE)])
     assert (model.threads, model.grade.name) == (threads, "bitwise")
 
@@ -61,13 +61,13 @@ def test_no_number_of_threads_changes_a_bit_under_chunking(family: str, dtype: D
 @pytest.mark.real_model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunking_changes_no_bit_of_the_real_model(dtype: DtypeName, smollm2_dir: Path) -> None:
-    """One-shot prefill, token by token, and 20 random chunkings, over a tile edge, with both caches."""
-    model, length = load(smollm2_dir, dtype=dtype), TILE + 9
+    """One-shot prefill, token by token, and 8 random chunkings, over a tile edge, with both caches."""
+    model, length = load(smollm2_dir, dtype=dtype, path="torch"), TILE + 9
     assert model.grade.name == "bitwise"
     ids = random_ids(length, vocabulary=model.config.vocab_size)
     reference = model.static_cache(length)
     wanted = dict(run_chunks(model, ids, reference, [1] * length))
-    for plan in [[1] * length, [length], *(random_chunks(length, seed, COARSE) for seed in range(20))]:
+    for plan in [[1] * length, [length], *(random_chunks(length, seed, COARSE) for seed in range(8))]:
         both: Any = BothCaches(model, length)
         for at, scores in run_chunks(model, ids, both, plan):
             assert same_bits(scores, wanted[at]), f"{plan}: scores at {at - 1}"
@@ -78,7 +78,7 @@ def test_chunking_changes_no_bit_of_the_real_model(dtype: DtypeName, smollm2_dir
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["gpt2", "llama3", "smollm2"])
 def test_a_row_of_a_batch_equals_the_row_alone(family: str, dtype: DtypeName) -> None:
-    model, length = tiny_model(family, dtype), TILE + 9
+    model, length = tiny_model(family, dtype, "torch"), TILE + 9
     ids = random_ids(length, batch=3)
     together = model.static_cache(length, batch=3)
     prefilled = model.forward(ids[:, :-1], together, scores="all")
@@ -100,7 +100,7 @@ def test_a_row_of_a_batch_equals_the_row_alone(family: str, dtype: DtypeName) ->
 @pytest.mark.parametrize("length", [2, TILE, TILE + 1, TILE + 40])
 def test_the_last_id_changes_nothing_before_it(family: str, dtype: DtypeName, length: int) -> None:
     """Causality, the premise of every cache."""
-    model, ids = tiny_model(family, dtype), random_ids(length)
+    model, ids = tiny_model(family, dtype, "torch"), random_ids(length)
     other = ids.clone()
     other[0, -1] = (ids[0, -1] + 1) % model.config.vocab_size
     first, second = model.static_cache(length), model.static_cache(length)

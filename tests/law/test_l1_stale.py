@@ -23,7 +23,7 @@ def test_a_used_buffer_gives_the_bits_of_a_fresh_one(
     family: str, dtype: DtypeName, kept: int, stale: float | None, tmp_path: Path
 ) -> None:
     """Another request's numbers, or a poison, beyond the length: no bit of K, V or scores changes."""
-    model, ids, other = tiny_model(family, dtype), random_ids(TILE + 60), random_ids(2 * TILE, seed=1)
+    model, ids, other = tiny_model(family, dtype, "torch"), random_ids(TILE + 60), random_ids(2 * TILE, seed=1)
     fresh, used = model.static_cache(2 * TILE), model.static_cache(2 * TILE)
     wanted = all_scores(model, ids, fresh)
     if kept:

@@ -15,6 +15,7 @@ from kvouch.errors import ContextOverflow, InvalidIds
 from kvouch.loader.config import parse_config
 from kvouch.loader.source import read_tensors
 from kvouch.models.oracle import forward_uncached
+from kvouch.models.paths import PathName
 from kvouch.models.tiny import TINY_CONFIGS, tiny_tensors
 from tiny_models import random_ids, tiny_directory, tiny_model, write_model
 
@@ -23,25 +24,27 @@ transformers = pytest.importorskip("transformers", reason="transformers is an ex
 LENGTH = TILE + 40
 
 
+@pytest.mark.parametrize("path", ["auto", "torch"])
 @pytest.mark.parametrize("family", TINY_CONFIGS)
-def test_scores_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
+def test_scores_equal_those_of_transformers(family: str, path: PathName, tmp_path: Path) -> None:
     directory = tiny_directory(tmp_path, family)
     ids = random_ids(LENGTH)
     with torch.no_grad():
         theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()(ids).logits
-    model = tiny_model(family)
+    model = tiny_model(family, path=path)
     ours = model.forward(ids, model.static_cache(LENGTH), scores="all")
     assert ours is not None
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5 * float(theirs.abs().max()))
 
 
+@pytest.mark.parametrize("path", ["auto", "torch"])
 @pytest.mark.parametrize("family", TINY_CONFIGS)
-def test_scores_equal_those_of_the_uncached_pass(family: str, tmp_path: Path) -> None:
+def test_scores_equal_those_of_the_uncached_pass(family: str, path: PathName, tmp_path: Path) -> None:
     files = ArtefactFiles(tiny_directory(tmp_path, family))
     config = parse_config(files.json("config.json"), "config.json")
     ids = random_ids(LENGTH)
     plain = forward_uncached(ids, read_tensors(files, config.family), config)
-    model = tiny_model(family)
+    model = tiny_model(family, path=path)
     ours = model.forward(ids, model.concat_cache(), scores="all")
     assert ours is not None
     torch.testing.assert_close(ours, plain, rtol=0, atol=2e-5 * float(plain.abs().max()))

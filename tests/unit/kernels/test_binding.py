@@ -1,5 +1,6 @@
 """The compiled step's library: built from these sources, refused where it is another's, right product by product."""
 
+import ctypes
 import hashlib
 import platform
 from collections.abc import Callable
@@ -193,7 +194,7 @@ def test_a_library_of_another_kind_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_a_library_of_other_structs_is_refused(step: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     class Longer(binding.Call):
-        _fields_ = (("more", binding.c_int64),)
+        _fields_ = (("more", ctypes.c_int64),)
 
     monkeypatch.setattr(binding, "Call", Longer)
     with pytest.raises(OSError, match="built from other sources"):

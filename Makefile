@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 MODEL := smollm2-135m-instruct-q4_1
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench bench-readme model clean
+.PHONY: demo test check sanitize bench bench-readme model clean
 
 demo: $(READY)
 	$(BIN)/kvouch models pull $(MODEL)
@@ -26,9 +26,17 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.readme --check
 
+# The compiled step under AddressSanitizer and UndefinedBehaviorSanitizer, on tiny models.
+SANITIZED := build/sanitized
+sanitize: $(READY)
+	CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" \
+	  $(BIN)/python setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
+	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED) \
+	  $(BIN)/pytest -m "not real_model" tests/unit/kernels tests/law/test_l1_compiled.py tests/law/test_l5_blocks.py
+
 bench: $(READY)
 	$(BIN)/kvouch models pull $(MODEL)
-	$(BIN)/python -m benchmarks.torch_path
+	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.identity
 
 bench-readme: $(READY)

@@ -29,12 +29,15 @@ class Plan:
     prefill_tokens: tuple[int, ...]
     warm_prefix_tokens: int  # one of `prefill_tokens`
     warm_new_tokens: int
+    text_prompt_tokens: int
+    text_new_tokens: int
     context_tokens: int  # the model's
     decode_bound: Bound
     trial_tokens: int  # a short prefill, from which the time of a long one is foretold
     longest_s: float  # a prefill that will take longer is not timed; one that only fills a cache, a tenth of it
     prefill_bound: Bound
     warm_bound: Bound
+    text_bound: Bound
 
     def capacity(self, length_tokens: int) -> int:
         """The smallest cache in which all that is measured from this length fits: a static one pays for its size."""
@@ -75,7 +78,7 @@ class Session(Generic[C]):
         self._trial_s = min(seconds)
 
     def run(self) -> None:
-        """Prefill, warm first token and decode."""
+        """Prefill, warm first token, a short text from the first token to the last, and decode."""
         for length in self.plan.prefill_tokens:
             figure = f"prefill {length}"
             if self._foretold_s(length) <= self.plan.longest_s:
@@ -84,12 +87,14 @@ class Session(Generic[C]):
                 self.untimed.append(figure)
                 self.caches[length] = self._filled(length)
         self._warm(self.caches[self.plan.warm_prefix_tokens])
+        self._text()
         for context in self.plan.decode_contexts:
             self.decode(self._cache_for(context), context, self._way)
 
     def decode(self, cache: C, context: int, way: str) -> None:
         """One id in, the next id out. The cache comes with context - 1 positions; the first sample finds `context`."""
-        following = self.peer.feed(self._ids[context - 1 : context], cache)
+        at = (context - 1) % len(self._ids)
+        following = self.peer.feed(self._ids[at : at + 1], cache)
 
         def step() -> None:
             nonlocal following
@@ -126,6 +131,18 @@ class Session(Generic[C]):
         for kept, run in ((self.peer.copying, by_copy), (self.peer.cutting, by_cut)):
             self._take(f"warm {length}+{len(new)}", f"{self._way} {kept}", run, self.plan.warm_bound)
 
+    def _text(self) -> None:
+        """A prompt, and new ids one at a time, each the one with the highest score."""
+        prompt, new = self.plan.text_prompt_tokens, self.plan.text_new_tokens
+
+        def run() -> None:
+            cache = self.peer.new_cache(prompt + new)
+            following = self.peer.feed(self._ids[:prompt], cache)
+            for _ in range(new - 1):
+                following = self.peer.feed([following], cache)
+
+        self._take(f"text {prompt}+{new}", self._way, run, self.plan.text_bound)
+
     def _take(self, figure: str, way: str, run: Callable[[], object], bound: Bound) -> tuple[float, ...]:
         seconds = sample(run, bound, self._clock)
         self.timings.append(Timing(figure=figure, way=way, seconds=seconds))
@@ -140,9 +157,9 @@ class Session(Generic[C]):
         return self.caches[near[0]]
 
     def _filled(self, length: int) -> C:
-        """A cache of that length: prefilled, or stretched from the trial where that would take long."""
+        """A cache of that length: prefilled, or stretched from the trial where ids are few or it would take long."""
         cache = self.peer.new_cache(self.plan.capacity(length))
-        if self._foretold_s(length) <= self.plan.longest_s / 10:
+        if length <= len(self._ids) and self._foretold_s(length) <= self.plan.longest_s / 10:
             self.peer.feed(self._ids[:length], cache)
         else:
             self.peer.stretch(self._trial, cache, length)

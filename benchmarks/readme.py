@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import identity
-from benchmarks.table import Results, bounded, cell, grade, label, markdown, memory_over, pairs
+from benchmarks.table import Results, bounded, cell, grade, label, markdown, memory_over, pairs, path
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def main(arguments: list[str] | None = None) -> int:
     asked = _arguments(arguments)
     try:
-        folder = Path(asked.results).parent if asked.results else newest(ROOT / "evidence" / "torch_path")
+        folder = Path(asked.results).parent if asked.results else newest(ROOT / "evidence" / "step")
         results, environment = (
             json.loads((folder / name).read_text()) for name in ("results.json", "environment.json")
         )
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.readme", description=__doc__)
-    parser.add_argument("results", nargs="?", help="a results.json; by default the newest under evidence/torch_path")
+    parser.add_argument("results", nargs="?", help="a results.json; by default the newest under evidence/step")
     parser.add_argument("--readme", default=str(ROOT / "README.md"))
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the README would change")
     return parser.parse_args(arguments)
@@ -69,7 +69,7 @@ def block(results: Results, environment: Results, link: str) -> str:
         [
             "Milliseconds, `kvouch / transformers (times as fast)`; transformers with the better of its two caches.",
             _table(results, "decode", "one more token at"),
-            _table(results, "prefill", "prefill of", {"warm": "warm first token"}),
+            _table(results, "prefill", "prefill of", {"warm": "warm first token", "text": "a short text"}),
             _reading(results, environment, link),
         ]
     )
@@ -97,8 +97,9 @@ def _reading(results: Results, environment: Results, link: str) -> str:
         f"torch {packages['torch']}, transformers {packages['transformers']}, {torch['threads']} threads, "
         f"eager, medians over {results['rounds']} rounds of alternating processes.",
         _bf16(cpu["bf16_instructions"]),
-        f"Grade: {said}.",
-        _warm(results),
+        f"Path: {', '.join(dict.fromkeys(path(results, *pair) for pair in pairs(results)))}. Grade: {said}.",
+        _lengths(results, "warm", "Warm: cached positions + new ones, the cache kept for the next use"),
+        _lengths(results, "text", "A short text: prompt + new tokens, end to end"),
         _bounded(results),
         *_costs(results),
         f"Raw samples: [{link}]({link}).",
@@ -109,7 +110,7 @@ def _reading(results: Results, environment: Results, link: str) -> str:
 def _bf16(has_instructions: bool) -> str:
     if has_instructions:
         return ""
-    return "**This CPU has no bf16 instructions**: bf16 is slow on it, in both libraries."
+    return "**This CPU has no bf16 instructions**: prefills in bf16 are slow on it in transformers."
 
 
 def _bounded(results: Results) -> str:
@@ -117,15 +118,15 @@ def _bounded(results: Results) -> str:
     return told if any(bounded(results, one["model"], one["dtype"], one["figure"]) for one in results["alone"]) else ""
 
 
-def _warm(results: Results) -> str:
-    """What `warm` means for each model."""
+def _lengths(results: Results, kind: str, title: str) -> str:
+    """What a kind of figure means for each model."""
     figures = dict.fromkeys(
         (label(one["model"], "").strip(), one["figure"].split()[1])
         for one in results["comparisons"]
-        if one["figure"].startswith("warm ")
+        if one["figure"].startswith(f"{kind} ")
     )
     told = ", ".join(f"{model} {lengths.replace('+', ' + ')}" for model, lengths in figures)
-    return f"Warm: cached positions + new ones, the cache kept for the next use ({told})." if told else ""
+    return f"{title} ({told})." if told else ""
 
 
 def _costs(results: Results) -> list[str]:

@@ -16,7 +16,7 @@ from benchmarks.machine import console_script
 from benchmarks.processes import Workers
 from benchmarks.sizes import Size
 
-PEERS = ((OURS, "static"), ("transformers", "dynamic"), ("transformers", "static"))
+CACHES = ("dynamic", "static")  # of transformers
 MEMORY_DECODE_STEPS = 8
 
 Record = dict[str, Any]
@@ -31,6 +31,12 @@ class Run:
     size: Size
     directories: dict[str, Path]  # by model
     dtypes: tuple[str, ...]
+    path: str  # of kvouch
+
+    @property
+    def peers(self) -> list[tuple[str, str]]:
+        """Each way to run a model: peer, and path or cache."""
+        return [(OURS, self.path), *(("transformers", cache) for cache in CACHES)]
 
 
 def run_all(run: Run) -> tuple[Record, Record]:
@@ -75,7 +81,7 @@ def _about(name: str, directory: Path, size: Size) -> Record:
 
 def _round(run: Run, number: int, ids: list[int]) -> Iterator[tuple[Record, list[Series]]]:
     """Each model and dtype, by each peer in turn."""
-    for model, dtype, (peer, kind) in product(run.directories, run.dtypes, PEERS):
+    for model, dtype, (peer, kind) in product(run.directories, run.dtypes, run.peers):
         job = {"job": peer, "kind": kind, "directory": str(run.directories[model]), "dtype": dtype, "ids": ids}
         sizes = {"round": number, "check_tokens": run.size.check_tokens, "plan": asdict(run.size.plan(model))}
         found = run.workers.call(f"round {number} {model} {dtype} {peer} {kind}", job | sizes)
@@ -93,7 +99,7 @@ def _memory(run: Run, ids: list[int]) -> Iterator[Record]:
     for model, directory in run.directories.items():
         count = min(max(run.size.prefill_tokens), CONTEXT_TOKENS[model] - MEMORY_DECODE_STEPS)
         for dtype in run.dtypes:
-            job = {"job": "memory", "directory": str(directory), "dtype": dtype, "ids": ids[:count]}
+            job = {"job": "memory", "kind": run.path, "directory": str(directory), "dtype": dtype, "ids": ids[:count]}
             if found := run.workers.call(f"memory {model} {dtype}", {**job, "decode_steps": MEMORY_DECODE_STEPS}):
                 yield {"model": model, "dtype": dtype, **found}
 
@@ -101,7 +107,8 @@ def _memory(run: Run, ids: list[int]) -> Iterator[Record]:
 def _load(run: Run) -> Iterator[Record]:
     if "smollm2" in run.directories:
         for _ in range(run.size.repeats):
-            job = {"job": "load", "directory": str(run.directories["smollm2"]), "dtype": "bfloat16"}
+            directory = str(run.directories["smollm2"])
+            job = {"job": "load", "kind": run.path, "directory": directory, "dtype": "bfloat16"}
             if found := run.workers.call("load smollm2 bfloat16", job):
                 yield found
 

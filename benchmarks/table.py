@@ -67,10 +67,38 @@ def bounded(results: Results, model: str, dtype: str, figure: str) -> tuple[floa
 
 def grade(results: Results, model: str, dtype: str) -> str:
     """The grade of our processes, and whether their check of chunks agreed with it."""
-    ours = [p for p in results["processes"] if (p["model"], p["dtype"], p["peer"]) == (model, dtype, "kvouch")]
+    ours = [p for p in results["processes"] if (p["model"], p["dtype"], p["peer"]) == (model, dtype, OURS)]
     grades = sorted({p["grade"] for p in ours}) or ["no grade"]
     broken = [p for p in ours if p["grade"] == "bitwise" and not p["chunks_are_equal"]]
     return ", ".join(grades) + (" REFUTED: chunks gave other bits" if broken else "")
+
+
+def path(results: Results, model: str, dtype: str) -> str:
+    """What our processes computed with."""
+    ours = {p["path"] for p in results["processes"] if (p["model"], p["dtype"], p["peer"]) == (model, dtype, OURS)}
+    return ", ".join(sorted(ours)) or MISSING
+
+
+def wall_s(results: Results, model: str, dtype: str, figure: str) -> float | None:
+    """What the walls of this run allow: a decode step reads all weights and the cache once; a prefill multiplies every
+    matrix number with every position (attention, which adds to it, left out). None where no wall stands for a figure.
+    """
+    kind, length = figure.split()
+    about = results["models"][model]
+    ours = [p for p in results["processes"] if (p["model"], p["dtype"], p["peer"]) == (model, dtype, OURS)]
+    if not ours or not results["walls"] or kind not in ("decode", "prefill"):
+        return None
+    if kind == "decode":
+        read = ours[0]["weights_bytes"] + ours[0]["position_bytes"] * int(length)
+        return float(read / 1e9 / best_wall(results, "read_gb_s"))
+    dtypes = ("float32",) if dtype == "float32" else ("float32", "bfloat16")  # without bf16 instructions: widened
+    compute = max(best_wall(results, f"{name}_gflop_s") for name in dtypes)
+    return float(2 * about["every_row"] * int(length) / 1e9 / compute)
+
+
+def best_wall(results: Results, name: str) -> float:
+    """The best of all rounds."""
+    return float(max(max(wall[name]) for wall in results["walls"]))
 
 
 def memory_over(results: Results, one: Results) -> float:

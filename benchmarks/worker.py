@@ -1,4 +1,4 @@
-"""One job in one fresh process: a JSON file in, a JSON file out. Run by `torch_path`, never twice at once.
+"""One job in one fresh process: a JSON file in, a JSON file out. Run by `step`, never twice at once.
 
 The modules of a peer are imported by its own job, so that no job's memory or time holds another's.
 """
@@ -63,21 +63,22 @@ def transformers(job: Job) -> Job:
 
 def kvouch(job: Job) -> Job:
     from benchmarks.peers.kvouch_peer import KvouchPeer, chunks_are_equal, load_model
+    from kvouch.cache.sizing import cache_bytes
 
-    model = load_model(Path(job["directory"]), job["dtype"])
+    model = load_model(Path(job["directory"]), job["dtype"], job["kind"])
     equal = chunks_are_equal(model, job["ids"][: job["check_tokens"]])
-    peer, plan = KvouchPeer(model), _plan(job)
-    session = Session(peer, job["ids"], plan, job["kind"], time.perf_counter)
+    peer = KvouchPeer(model)
+    session = Session(peer, job["ids"], _plan(job), job["kind"], time.perf_counter)
     session.run()
-    longest = session.caches[max(session.caches)]  # as prefilled up to the longest context, whatever came after it
-    for context in plan.decode_contexts:
-        session.decode(peer.concat(longest, context - 1), context, "concat")
     return {
         **_found(session),
         "next_ids": _next_ids(peer, job),
         "grade": str(model.grade),
         "chunks_are_equal": equal,
         "arithmetic": asdict(model.weights.arithmetic),
+        "path": model.path,
+        "weights_bytes": model.weights.nbytes,
+        "position_bytes": cache_bytes(model.config, 1, 1, model.dtype),
     }
 
 
@@ -85,7 +86,7 @@ def memory(job: Job) -> Job:
     """The resident set after loading, a prefill and a few steps, beside the bytes of weights and cache."""
     from benchmarks.peers.kvouch_peer import KvouchPeer, load_model
 
-    model = load_model(Path(job["directory"]), job["dtype"])
+    model = load_model(Path(job["directory"]), job["dtype"], job["kind"])
     peer, ids = KvouchPeer(model), job["ids"]
     cache = peer.new_cache(len(ids) + job["decode_steps"])
     following = peer.feed(ids, cache)
@@ -111,7 +112,7 @@ def load(job: Job) -> Job:
     middle = time.perf_counter()
     from benchmarks.peers.kvouch_peer import load_model
 
-    load_model(Path(job["directory"]), job["dtype"])
+    load_model(Path(job["directory"]), job["dtype"], job["kind"])
     return {"import_torch_s": middle - start, "load_s": time.perf_counter() - middle}
 
 
@@ -126,7 +127,7 @@ def _found(session: Session[Any]) -> Job:
 
 def _plan(job: Job) -> Plan:
     fields = dict(job["plan"])
-    for name in ("decode_bound", "prefill_bound", "warm_bound"):
+    for name in ("decode_bound", "prefill_bound", "warm_bound", "text_bound"):
         fields[name] = Bound(**fields[name])
     for name in ("decode_contexts", "prefill_tokens"):
         fields[name] = tuple(fields[name])

@@ -1,4 +1,4 @@
-"""kvouch as a peer: its static cache, and its concat cache beside it. Knows kvouch, nothing of transformers."""
+"""kvouch as a peer, over the cache that its path is fastest with. Knows kvouch, nothing of transformers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,32 +8,31 @@ from torch import Tensor
 
 import kvouch
 from benchmarks.peers.peer import Peer
-from kvouch.cache.concat import ConcatCache
-from kvouch.cache.static import StaticCache
 from kvouch.contract import KVCache
 from kvouch.loader.checkpoint import DtypeName
+from kvouch.models.paths import PathName
 from kvouch.numerics.bits import same_bits
 
 PIECES = (1, 2, 3, 4, 5, 1, 31, 7, 64, 33, 100, 12, 1)  # sizes of chunks; what is left over comes last
 
 
-def load_model(directory: Path, dtype: DtypeName) -> kvouch.Model:
-    return kvouch.load(directory, dtype=dtype)
+def load_model(directory: Path, dtype: DtypeName, path: PathName) -> kvouch.Model:
+    return kvouch.load(directory, dtype=dtype, path=path)
 
 
 class KvouchPeer(Peer[KVCache]):
-    """A kvouch model over static caches."""
+    """A kvouch model."""
 
     copying, cutting = "fork", "rollback"
 
     def __init__(self, model: kvouch.Model) -> None:
         self._model = model
 
-    def new_cache(self, capacity_tokens: int) -> StaticCache:
-        return self._model.static_cache(capacity_tokens)
+    def new_cache(self, capacity_tokens: int) -> KVCache:
+        return self._model.new_cache(capacity_tokens)
 
     def feed(self, ids: Sequence[int], cache: KVCache) -> int:
-        return int(_scores(self._model, ids, cache).argmax())
+        return int(_scores(self._model, ids, cache).cpu().numpy().argmax())  # without torch's threads, as the engine
 
     def cut(self, cache: KVCache, length_tokens: int) -> None:
         cache.rollback(length_tokens)
@@ -48,19 +47,10 @@ class KvouchPeer(Peer[KVCache]):
             cache.update(layer, keys, values)
         cache.advance(length_tokens)
 
-    def concat(self, cache: KVCache, length_tokens: int) -> ConcatCache:
-        """A concat cache that holds positions [0, length) of another cache."""
-        grown = self._model.concat_cache()
-        for layer in range(cache.num_layers):
-            keys, values = cache.read(layer)  # each [B, G, S, D]
-            grown.update(layer, keys[:, :, :length_tokens], values[:, :, :length_tokens])
-        grown.advance(length_tokens)
-        return grown
-
 
 def chunks_are_equal(model: kvouch.Model, ids: Sequence[int]) -> bool:
     """Whether ids in one piece and ids in chunks give the same bits: all keys, all values, the last scores."""
-    whole, cut = model.static_cache(len(ids)), model.static_cache(len(ids))
+    whole, cut = model.new_cache(len(ids)), model.new_cache(len(ids))
     expected = found = _scores(model, ids, whole)
     for size in (*PIECES, len(ids)):
         piece = ids[cut.length : cut.length + size]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvouch.engine.audit import AuditedBackend
 from kvouch.engine.backend import CachedBackend, RollbackBackend, UncachedBackend
@@ -29,23 +28,13 @@ def model(smollm2_dir: Path) -> Model:
     return load(smollm2_dir, dtype="float32")
 
 
-class Scaled:
-    """A product whose result is 1.02 times what it should be."""
-
-    def __init__(self, base: Any) -> None:
-        self.base, self.inputs = base, base.inputs
-
-    def __call__(self, x: Tensor) -> Tensor:
-        found: Tensor = self.base(x) * 1.02
-        return found
-
-
 def mis_keyed(model: Model, ids: list[int]) -> State:
     """A state computed with one layer's feed-forward scaled, under the identity of the model without that."""
     wrong = copy.copy(model.weights)
     block: Any = wrong.blocks[LAYER]
-    wrong.blocks = [*wrong.blocks[:LAYER], replace(block, down=Scaled(block.down)), *wrong.blocks[LAYER + 1 :]]
-    cache = model.static_cache(64)
+    scaled = wrong.path.pack(block.down.plain() * 1.02)
+    wrong.blocks = [*wrong.blocks[:LAYER], replace(block, down=scaled), *wrong.blocks[LAYER + 1 :]]
+    cache = model.new_cache(64)
     forward_cached(model.to_ids(ids), wrong, model.config, cache, scores="none")
     return State(identity=model.identity(), cache=cache, ids=pack_ids(ids))
 

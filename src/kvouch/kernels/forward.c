@@ -15,6 +15,15 @@
 #include "step.h"
 #include "team.h"
 
+#ifdef __SANITIZE_ADDRESS__ /* `make sanitize`: who writes beyond a buffer of the scratch is caught there */
+#include <sanitizer/asan_interface.h>
+enum { GUARD = 64 };
+#else
+enum { GUARD = 0 };
+#define ASAN_POISON_MEMORY_REGION(from, bytes) ((void)(from), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(from, bytes) ((void)(from), (void)(bytes))
+#endif
+
 #if defined DTYPE_IS_bf16
 typedef uint16_t weight;
 enum { PAIRED = 1 };
@@ -102,15 +111,17 @@ static int widest_rank(const kv_model *m) {
     return widest;
 }
 
-static void *cut(uintptr_t *from, size_t numbers) {
-    uintptr_t found = *from;
-    *from += (numbers * sizeof(float) + 63) / 64 * 64;
+static void *cut(uintptr_t *from, size_t numbers, int exists) {
+    uintptr_t found = *from, end = found + (numbers * sizeof(float) + 63) / 64 * 64;
+    if (GUARD && exists) ASAN_POISON_MEMORY_REGION((void *)end, GUARD);
+    *from = end + GUARD;
     return (void *)found;
 }
 
 /* Lays the buffers out from `base` on (0: to know how large they are) and returns where they end. */
 static uintptr_t lay_out(work *w, const kv_model *m, int rows, int end, uintptr_t base) {
     int qkv = padded(m->layers[0].qkv.outputs), up = padded(m->layers[0].up.outputs), rank = padded(widest_rank(m));
+    int exists = base != 0;
     uintptr_t at = base;
     w->group = m->heads / m->kv_heads;
     w->tiles = (end + TILE - 1) / TILE;
@@ -121,18 +132,18 @@ static uintptr_t lay_out(work *w, const kv_model *m, int rows, int end, uintptr_
     w->wide = qkv > up ? qkv : up;
     w->wide = w->wide > w->hidden ? w->wide : w->hidden;
     w->part = w->head + LANES;
-    w->x = cut(&at, (size_t)rows * w->hidden);
-    w->t = cut(&at, (size_t)rows * w->wide);
-    w->h = cut(&at, (size_t)rows * w->hidden);
-    w->attended = cut(&at, (size_t)rows * w->heads_width);
-    w->gated = cut(&at, (size_t)rows * w->inner);
-    w->queries = cut(&at, (size_t)rows * m->heads * w->head);
-    w->parts = cut(&at, (size_t)m->kv_heads * w->tiles * ROW_BLOCK * w->part);
+    w->x = cut(&at, (size_t)rows * w->hidden, exists);
+    w->t = cut(&at, (size_t)rows * w->wide, exists);
+    w->h = cut(&at, (size_t)rows * w->hidden, exists);
+    w->attended = cut(&at, (size_t)rows * w->heads_width, exists);
+    w->gated = cut(&at, (size_t)rows * w->inner, exists);
+    w->queries = cut(&at, (size_t)rows * m->heads * w->head, exists);
+    w->parts = cut(&at, (size_t)m->kv_heads * w->tiles * ROW_BLOCK * w->part, exists);
     if (rank) {
         int input = w->hidden > w->heads_width ? w->hidden : w->heads_width;
-        w->low = cut(&at, (size_t)rows * rank);
-        w->correction = cut(&at, (size_t)rows * w->wide);
-        w->plain_rows = cut(&at, (size_t)rows * (input > w->inner ? input : w->inner));
+        w->low = cut(&at, (size_t)rows * rank, exists);
+        w->correction = cut(&at, (size_t)rows * w->wide, exists);
+        w->plain_rows = cut(&at, (size_t)rows * (input > w->inner ? input : w->inner), exists);
     }
     return at;
 }
@@ -496,8 +507,9 @@ static void run(team *t, int member, void *argument) {
 int NAMED(step, VARIANT, DTYPE)(const kv_model *m, const kv_call *c) {
     work w = {.m = m, .c = c};
     atomic_init(&w.broken, 0);
-    lay_out(&w, m, c->rows, c->first + c->rows, (uintptr_t)c->scratch);
+    uintptr_t end = lay_out(&w, m, c->rows, c->first + c->rows, (uintptr_t)c->scratch);
     team_run(c->threads, run, &w);
+    ASAN_UNPOISON_MEMORY_REGION(c->scratch, end - (uintptr_t)c->scratch);
     return w.cancelled ? KV_CANCELLED : atomic_load(&w.broken) ? KV_NONFINITE : KV_DONE;
 }
 

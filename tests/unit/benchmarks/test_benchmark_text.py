@@ -11,8 +11,8 @@ from benchmarks import readme
 from benchmarks.figures import Series, compare_all
 from benchmarks.machine import cpu_facts, machine_name
 from benchmarks.report import goals, report
+from benchmarks.step import SCHEMA, lines
 from benchmarks.table import cell, grade, markdown, milliseconds, ratio
-from benchmarks.torch_path import SCHEMA, lines
 
 MB = 1_000_000
 SECONDS = {"decode 16": 0.02, "decode 128": 0.021, "prefill 512": 0.5, "warm 512+32": 0.05}
@@ -20,7 +20,7 @@ CPUINFO = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 1\nmodel name\t: AMD EPY
 
 
 def _series(dtype: str) -> list[Series]:
-    both = (("kvouch", "static", 1.0), ("transformers", "dynamic", 2.0), ("transformers", "static", 1.5))
+    both = (("kvouch", "auto", 1.0), ("transformers", "dynamic", 2.0), ("transformers", "static", 1.5))
     return [
         Series(round=1, model="gpt2", dtype=dtype, peer=peer, way=way, figure=figure, seconds=(seconds * factor,) * 3)
         for peer, way, factor in both
@@ -32,12 +32,14 @@ def _series(dtype: str) -> list[Series]:
 def results() -> dict[str, Any]:
     compared, alone = compare_all(_series("float32") + _series("bfloat16"))
     about = {"about": "a made-up model", "total": 100 * MB, "every_row": 50 * MB, "plan": {"longest_s": 30.0}}
-    ran = {"round": 1, "model": "gpt2", "kind": "static", "next_ids": [1, 2], "untimed": []}
+    ran = {"round": 1, "model": "gpt2", "kind": "auto", "path": "compiled avx2", "next_ids": [1, 2], "untimed": []}
+    held = {"weights_bytes": 400 * MB, "position_bytes": MB}
     memory = {"weights_bytes": 400 * MB, "cache_bytes": 20 * MB, "rss_trimmed_bytes": 640 * MB}
     found = {
         "schema": SCHEMA,
         "date": "2030-01-02",
         "quick": False,
+        "path": "torch",
         "rounds": 1,
         "ids": "random, seed 0",
         "models": {"gpt2": about},
@@ -49,7 +51,7 @@ def results() -> dict[str, Any]:
         "comparisons": [asdict(one) for one in compared],
         "alone": [asdict(one) for one in alone],
         "processes": [
-            {**ran, "dtype": dtype, "peer": "kvouch", "grade": "bitwise", "chunks_are_equal": True}
+            {**ran, "dtype": dtype, "peer": "kvouch", "grade": "bitwise", "chunks_are_equal": True, **held}
             for dtype in ("float32", "bfloat16")
         ],
         "series": [],
@@ -103,8 +105,8 @@ def test_the_block_has_a_row_for_each_model_and_dtype(results: dict[str, Any], e
     text = readme.block(results, environment, "evidence/here")
     assert "| one more token at | 16 | 128 |" in text
     assert "| GPT-2 124M fp32 | 20.0 / 30.0 (1.50×) | 21.0 / 31.5 (1.50×) |" in text
-    assert "| prefill of | 512 | warm first token |" in text
-    assert "| GPT-2 124M bf16 | 500 / 750 (1.50×) | 50.0 / 75.0 (1.50×) |" in text
+    assert "| prefill of | 512 | warm first token | a short text |" in text
+    assert "| GPT-2 124M bf16 | 500 / 750 (1.50×) | 50.0 / 75.0 (1.50×) | – |" in text
     assert "(GPT-2 124M 512 + 32)" in text
     assert "Grade: bitwise." in text
     assert "weights, cache and 30 to 30 MB" in text
@@ -125,9 +127,9 @@ def test_what_was_foretold_too_slow_is_a_bound(results: dict[str, Any], environm
     slow = copy.deepcopy(results)
     one = next(c for c in slow["comparisons"] if (c["dtype"], c["figure"]) == ("bfloat16", "prefill 512"))
     slow["comparisons"].remove(one)
-    slow["alone"].append({**one, "contenders": {"kvouch static": one["contenders"]["kvouch static"]}})
+    slow["alone"].append({**one, "contenders": {"kvouch auto": one["contenders"]["kvouch auto"]}})
     assert cell(slow, "gpt2", "bfloat16", "prefill 512") == "–"  # no process says why
-    other = {**slow["processes"][1], "peer": "transformers", "untimed": ["prefill 512"]}
+    other = {**slow["processes"][1], "peer": "transformers", "kind": "static", "untimed": ["prefill 512"]}
     slow["processes"].append(other)
     assert cell(slow, "gpt2", "bfloat16", "prefill 512") == "500 / > 30,000"
     text = readme.block(slow, environment, "x")
@@ -161,9 +163,10 @@ def test_goals_are_judged_by_the_worst_figure(results: dict[str, Any]) -> None:
     assert decode["GPT-2 124M bf16: decode, worst ratio"] == ("1.50", True)
 
 
-def test_the_report_has_floors_memory_and_failures(results: dict[str, Any], environment: dict[str, Any]) -> None:
+def test_the_report_has_walls_memory_and_failures(results: dict[str, Any], environment: dict[str, Any]) -> None:
     text = report({**results, "failures": ["round 1 walls: exit 1"]}, environment)
-    assert "| GPT-2 124M fp32 | 20.0 | 1,024 |" in text  # 400 MB at 20 GB/s; 102.4 GFLOP at 100 a second
+    assert "| decode 128 | kvouch auto | transformers static | 26.4 | 0.80 |" in text  # 400 + 128 MB at 20 GB/s
+    assert "| prefill 512 | kvouch auto | transformers static | 512 | 0.98 |" in text  # 51.2 GFLOP at 100 a second
     assert "| GPT-2 124M fp32 | 650.0 | 200.0 | 400.0 | 400.0 | 20.0 | 30.0 | 20.0 |" in text
     assert "at 0123456789ab, with changes that are not committed" in text
     assert "## Failures\n\n- round 1 walls: exit 1" in text

@@ -52,19 +52,6 @@ def test_the_median_of_rounds_compares_within_a_round() -> None:
     assert found.ratio == 3.75
 
 
-def test_concat_is_reported_and_never_compared() -> None:
-    found = compare(
-        [
-            series("kvouch", "static", (2.0,)),
-            series("kvouch", "concat", (1.0,)),
-            series("transformers", "dynamic", (4.0,)),
-        ]
-    )
-    assert found is not None
-    assert found.ours == "kvouch static"
-    assert found.contenders["kvouch concat"].median == 1.0
-
-
 @pytest.mark.parametrize("peer", ["kvouch", "transformers"])
 def test_one_side_alone_is_not_compared(peer: str) -> None:
     assert compare([series(peer, "static", (1.0,))]) is None

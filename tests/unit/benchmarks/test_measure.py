@@ -1,6 +1,7 @@
 """What is fed to a peer, and how often: with a peer that only counts and a clock that is told the time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from benchmarks.measure import Bound, Plan, Session, sample
@@ -63,6 +64,9 @@ def plan(steps: int = 2, longest_s: float = 1e9) -> Plan:
         decode_bound=Bound(least=steps, most=steps, seconds=0.0),
         prefill_bound=ONCE,
         warm_bound=ONCE,
+        text_prompt_tokens=5,
+        text_new_tokens=3,
+        text_bound=ONCE,
     )
 
 
@@ -93,6 +97,7 @@ def test_every_figure_is_taken_in_its_ways() -> None:
         ("prefill 92", "static"),
         ("warm 80+8", "static copy"),
         ("warm 80+8", "static cut"),
+        ("text 5+3", "static"),
         ("decode 4", "static"),
         ("decode 90", "static"),
     ]
@@ -106,14 +111,15 @@ def test_calls_have_the_lengths_that_the_figures_name() -> None:
     warm_up, trial, *calls = peer.lengths
     assert (warm_up, trial) == ((0, 8), (0, 10))
     assert calls[:4] == [(0, 80), (0, 92), (80, 8), (80, 8)]
-    assert calls[4:8] == [(0, 3), (3, 1), (4, 1), (5, 1)]  # decode at 4: one untimed step, then two
-    assert calls[8:] == [(89, 1), (90, 1), (91, 1)]  # decode at 90: the cache of 92, cut
+    assert calls[4:7] == [(0, 5), (5, 1), (6, 1)]  # a text of three new ids
+    assert calls[7:11] == [(0, 3), (3, 1), (4, 1), (5, 1)]  # decode at 4: one untimed step, then two
+    assert calls[11:] == [(89, 1), (90, 1), (91, 1)]  # decode at 90: the cache of 92, cut
 
 
 def test_a_cache_is_no_larger_than_needed_nor_than_the_context() -> None:
     peer = CountingPeer()
     session(peer, plan())
-    assert peer.capacities == [8, 18, 88, 96, 11]
+    assert peer.capacities == [8, 18, 88, 96, 8, 11]
 
 
 def test_decode_feeds_back_what_it_got() -> None:
@@ -139,3 +145,9 @@ def test_a_cache_that_is_only_filled_may_take_a_tenth_as_long() -> None:
     session(peer, plan(longest_s=2.0))
     assert (0, 3) not in peer.lengths
     assert (3, 1) in peer.lengths
+
+
+def test_a_context_beyond_the_ids_is_stretched() -> None:
+    peer = CountingPeer()
+    session(peer, replace(plan(), decode_contexts=(200,), context_tokens=300))
+    assert peer.lengths[-3:] == [(199, 1), (200, 1), (201, 1)]

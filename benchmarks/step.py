@@ -1,4 +1,7 @@
-"""The torch path beside transformers, in one run: `python -m benchmarks.torch_path`. Takes options, writes files."""
+"""kvouch beside transformers, in one run: `python -m benchmarks.step`. Takes options, writes files.
+
+`--path torch` measures the path that GPUs and other processors take.
+"""
 
 import argparse
 import json
@@ -16,9 +19,10 @@ from benchmarks.report import report
 from benchmarks.rounds import Run, run_all
 from benchmarks.sizes import FULL, QUICK
 
-SCHEMA = "kvouch.benchmarks.torch_path.1"
+SCHEMA = "kvouch.benchmarks.step.2"
 ROOT = Path(__file__).resolve().parent.parent
 DTYPES = ("float32", "bfloat16")
+PATHS = ("auto", "torch")
 
 
 def main() -> int:
@@ -32,23 +36,22 @@ def main() -> int:
         directories = {name: _directory(name, workers, Path(scratch)) for name in asked.models.split(",")}
         dtypes = tuple(asked.dtypes.split(","))
         results, seen = run_all(
-            Run(root=ROOT, workers=workers, size=size, directories=directories, dtypes=dtypes),
+            Run(root=ROOT, workers=workers, size=size, directories=directories, dtypes=dtypes, path=asked.path),
         )
-    results = {"schema": SCHEMA, "date": started, "quick": asked.quick, **results}
+    results = {"schema": SCHEMA, "date": started, "quick": asked.quick, "path": asked.path, **results}
     record = environment(ROOT, seen)
-    out = Path(asked.out) if asked.out else _default_out(asked.quick, started, machine_name(record))
+    out = Path(asked.out) if asked.out else _default_out(asked, started, machine_name(record))
     _write(out, results, record)
     print(f"\n{report(results, record)}\nwritten: {out}")
     return 1 if results["failures"] else 0
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.torch_path", description=(__doc__ or "").splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=",".join(LABELS), help="of %(default)s")
     parser.add_argument("--dtypes", default=",".join(DTYPES), help="of %(default)s")
-    parser.add_argument("--out", help="folder; by default evidence/torch_path/<date>-<machine>")
+    parser.add_argument("--path", choices=PATHS, default="auto", help="how kvouch computes; by default its best")
+    parser.add_argument("--out", help="folder; by default evidence/step/<date>-<machine>")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs; by default into build/")
     parser.add_argument("--rounds", type=int, help=f"by default {FULL.rounds}; each gives a slow prefill one sample")
     parser.add_argument("--threads", type=int, help="for every process; by default what torch chooses")
@@ -75,8 +78,9 @@ def _directory(name: str, workers: Workers, scratch: Path) -> Path:
     return resolve(SMOLLM2, kvouch_home(), lambda stage, done, total: None)
 
 
-def _default_out(quick: bool, day: str, machine: str) -> Path:
-    return ROOT / ("build/torch_path-quick" if quick else f"evidence/torch_path/{day}-{machine}")
+def _default_out(asked: argparse.Namespace, day: str, machine: str) -> Path:
+    kind = "step" if asked.path == "auto" else "torch_path"
+    return ROOT / (f"build/{kind}-quick" if asked.quick else f"evidence/{kind}/{day}-{machine}")
 
 
 def _write(out: Path, results: dict[str, Any], record: dict[str, Any]) -> None:

@@ -29,8 +29,7 @@ check: $(READY)
 # The compiled step under AddressSanitizer and UndefinedBehaviorSanitizer, on tiny models.
 SANITIZED := build/sanitized
 sanitize: $(READY)
-	CFLAGS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" \
-	  $(BIN)/python setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
+	KVOUCH_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
 	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED) \
 	  $(BIN)/pytest -m "not real_model" tests/unit/kernels tests/law/test_l1_compiled.py tests/law/test_l5_blocks.py
 

@@ -145,7 +145,7 @@ def test_greedy_text_beside_that_of_transformers(smollm2_dir: Path, report: Call
         ids = model.tokenizer.encode(text)
         backend, ours = RollbackBackend(model), list(ids)
         for _ in range(128):
-            ours.append(int(backend.next_logits(ours).argmax()))
+            ours.append(int(backend.next_logits(ours).numpy().argmax()))
         with torch.no_grad():
             found = theirs.generate(torch.tensor([ids]), max_new_tokens=128, min_new_tokens=128, do_sample=False)
         pairs = zip(ours[len(ids) :], found[0, len(ids) :].tolist(), strict=True)

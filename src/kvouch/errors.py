@@ -17,7 +17,8 @@ KvouchError
 ├── CacheError              a cache was asked for what it cannot do; it stays usable
 │   ├── CacheShapeError     batch, heads, head size, dtype or device do not fit
 │   ├── CacheOverflow       an update past the capacity
-│   └── CacheMisuse         layers updated unequally, a rollback out of range
+│   ├── PoolFull            fewer free blocks than an operation needs
+│   └── CacheMisuse         layers updated unequally, a rollback out of range, use after release
 ├── IdentityError           an identity, or the root of a key, that is none
 ├── StateDiverged           an audit: reused state is not what computing it anew gives
 └── NonFinite               the computation gave an infinity or a NaN; nothing was kept
@@ -96,8 +97,12 @@ class CacheOverflow(CacheError):
     """An update would go past the capacity."""
 
 
+class PoolFull(CacheError):
+    """An operation needs more blocks than are free; nothing was done."""
+
+
 class CacheMisuse(CacheError):
-    """Layers were updated unequally, or a rollback is out of range."""
+    """Layers were updated unequally, a rollback is out of range, or the cache was released."""
 
 
 class IdentityError(KvouchError):

@@ -125,7 +125,10 @@ class LayeredCache(ABC):
                 raise CacheShapeError(
                     f"{name} are {tensor.dtype} on {tensor.device}; this cache is {self.dtype} on {self.device}"
                 )
-        end = self.length + keys.shape[2]
+        self._check_room(keys.shape[2])
+
+    def _check_room(self, new_positions: int) -> None:
+        end = self.length + new_positions
         if self.max_length is not None and end > self.max_length:
             raise CacheOverflow(f"the update ends at position {end}; this cache holds {self.max_length}")
 

@@ -70,12 +70,18 @@ class Network(Structure):
 
 
 class Planes(Structure):
-    """`kv_cache`: where keys and values lie."""
+    """`kv_planes`: where keys and values lie."""
+
+    _fields_ = (("blocks", c_void_p), *_fields(c_int64, "layer_stride kind_stride head_stride"))
+
+
+class Sequence(Structure):
+    """`kv_sequence`: the rows of one sequence."""
 
     _fields_ = (
-        ("planes", c_void_p),
+        ("model", POINTER(Network)),
         ("table", c_void_p),
-        *_fields(c_int64, "layer_stride kind_stride head_stride"),
+        *_fields(c_int32, "first rows scored broken"),
     )
 
 
@@ -83,12 +89,15 @@ class Call(Structure):
     """`kv_call`: one step."""
 
     _fields_ = (
-        ("ids", c_void_p),
-        ("cache", POINTER(Planes)),
-        *_fields(c_void_p, "scores scratch"),
+        ("planes", Planes),
+        ("sequences", POINTER(Sequence)),
+        *_fields(c_void_p, "ids scores scratch"),
         ("watcher", Watcher),
-        *_fields(c_int32, "rows first first_scored threads"),
+        *_fields(c_int32, "num_sequences threads"),
     )
+
+
+STRUCTS = (Lora, Product, Layer, Network, Planes, Sequence, Call)
 
 
 class Library:
@@ -100,11 +109,11 @@ class Library:
         try:
             library.kv_sources.restype = library.kv_build.restype = c_char_p
             self.sources, self.build = library.kv_sources().decode(), library.kv_build().decode()
-            sizes = (c_int32 * 6)()
+            sizes = (c_int32 * len(STRUCTS))()
             library.kv_struct_bytes(sizes)
         except AttributeError as error:
             raise OSError(f"{path} is no library of kvouch ({error})") from None
-        if list(sizes) != [ctypes.sizeof(one) for one in (Lora, Product, Layer, Network, Planes, Call)]:
+        if list(sizes) != [ctypes.sizeof(one) for one in STRUCTS]:
             raise OSError(f"{path} was built from other sources: install kvouch again")
         library.kv_pack.argtypes = (c_void_p, c_void_p, *[c_int32] * 4)
         library.kv_pack.restype = None
@@ -117,16 +126,16 @@ class Library:
         return able[-1] if able else None
 
     def step(self, variant: Variant, dtype: torch.dtype) -> Any:
-        """`int step(Network *, Call *)`: DONE, CANCELLED or NONFINITE."""
+        """`int step(Call *)`: DONE, CANCELLED or NONFINITE."""
         function = self._function("step", variant, dtype)
-        function.argtypes, function.restype = (POINTER(Network), POINTER(Call)), c_int32
+        function.argtypes, function.restype = (POINTER(Call),), c_int32
         return function
 
-    def scratch_bytes(self, variant: Variant, dtype: torch.dtype, network: Network, rows: int, end: int) -> int:
-        """Bytes of scratch for steps of `rows` positions that end at position `end`."""
+    def scratch(self, variant: Variant, dtype: torch.dtype) -> Any:
+        """`size_t scratch(Call *)`: the bytes of scratch that a call needs."""
         function = self._function("scratch", variant, dtype)
-        function.argtypes, function.restype = (POINTER(Network), c_int32, c_int32), c_size_t
-        return int(function(ctypes.byref(network), rows, end))
+        function.argtypes, function.restype = (POINTER(Call),), c_size_t
+        return function
 
     def multiply(self, variant: Variant, dtype: torch.dtype, product: Product, x: Tensor, threads: int) -> Tensor:
         """Float32 [R, padded N] of rows x, float32 [R, padded K]."""

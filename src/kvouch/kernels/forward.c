@@ -1,14 +1,13 @@
 /* The whole forward pass of one step, for the instruction set and the weights' dtype that it is compiled for.
 
-   Exact by construction: every output is one sequential sum, every row is computed from its own numbers and the keys and
-   values up to its position, and attention goes over absolute tiles merged in order. How rows are shared out among
-   threads, or among calls, is nowhere in a result.
+   A step computes rows: some positions of one sequence, or of many. Exact by construction: every output is one sequential
+   sum, every row is computed from its own numbers and the keys and values up to its position, and attention goes over
+   absolute tiles merged in order. How rows are shared out among threads, calls and batches is nowhere in a result.
 
    Compiled with -DVARIANT=... -DDTYPE=f32|bf16|f16 -DDTYPE_IS_...; -DDOT_PAIRS_HERE where bf16 has a dot product, whose
    rows are then rounded to bf16. Otherwise rows stay in float32. */
 #include <immintrin.h>
 #include <math.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include "numbers.h"
@@ -84,21 +83,94 @@ enum {
 static inline int padded(int width) { return (width + LANES - 1) / LANES * LANES; }
 static inline int least(int a, int b) { return a < b ? a : b; }
 
+/* What attention does in one go. A span is the rows of neighbouring sequences over a tile that they share, or a few rows
+   of one over a tile of its own; their parts lie from `slot` on. A strip is up to ROW_BLOCK query rows of a sequence, over
+   all of its tiles. Rows and query rows are counted from the first of the plan. */
 typedef struct {
-    const kv_model *m;
+    int sequence, tile, row, rows, slot;
+} span;
+typedef struct {
+    int sequence, query, queries;
+} strip;
+
+/* The rows that a layer goes on with: all of the call, or in the last layer those that get scores. */
+typedef struct {
+    int rows, num_spans, num_strips, num_spanned;
+    int *sequence, *position; /* of each row */
+    int *start, *count;       /* of each sequence: its first row, and how many */
+    int *spanned;             /* the rows whose parts spans compute */
+    int *slots, *first_slot;  /* of sequence s over tile t: slots[first_slot[s] + t] */
+    span *spans;
+    strip *strips;
+} plan;
+
+typedef struct {
+    const kv_model *m; /* the first sequence's: all but the corrections are everyone's */
     const kv_call *c;
-    int group, tiles, part;     /* query heads of a key-value head; tiles up to the last row; numbers of a part */
+    plan all, scored;
+    int group, rank, part;      /* query heads of a key-value head; the widest correction's; numbers of a part */
     int hidden, head, heads_width, inner, wide; /* padded; `wide` is of the qkv and up products */
     float *x, *t;               /* the residual stream [rows, hidden]; a product's outputs [rows, wide] */
     number *h, *attended, *gated; /* what products read: [rows, hidden], [rows, heads_width], [rows, inner] */
     number *queries;            /* [kv_heads, rows * group, head] */
-    float *parts;               /* [kv_heads, tiles, ROW_BLOCK, part]: output, largest score, mass */
+    float *parts;               /* [kv_heads, slots, part]: output, largest score, mass */
+    int slots;
     float *low, *correction, *plain_rows; /* of adapters: [rows, rank], [rows, wide], [rows, widest input] */
-    atomic_int broken;
     int cancelled;
 } work;
 
-/* Scratch. */
+/* Plans and scratch. */
+
+static inline int tiles_of(int end) { return (end + TILE - 1) / TILE; }
+
+/* Whether two sequences see the whole of a tile, and it is one in memory. */
+static int share(const kv_sequence *a, const kv_sequence *b, int tile) {
+    int end = (tile + 1) * TILE - 1; /* the first position that sees all of it */
+    size_t bytes = TILE_BLOCKS * sizeof *a->table;
+    return a->first >= end && b->first >= end &&
+           memcmp(a->table + tile * TILE_BLOCKS, b->table + tile * TILE_BLOCKS, bytes) == 0;
+}
+
+/* The last `scored` rows of each sequence, or all of them. */
+static void make_plan(work *w, plan *p, int scored) {
+    const kv_call *c = w->c;
+    int slot = 0, most_tiles = 0, tables = 0;
+    p->rows = p->num_spans = p->num_strips = p->num_spanned = 0;
+    for (int s = 0; s < c->num_sequences; s++) {
+        const kv_sequence *one = &c->sequences[s];
+        int count = scored ? one->scored : one->rows, tiles = tiles_of(one->first + one->rows);
+        int spanned = count && count * w->group <= ROW_BLOCK && tiles > 1;
+        p->start[s] = p->rows;
+        p->count[s] = count;
+        p->first_slot[s] = spanned ? tables : -1;
+        for (int k = 0; k < count; k++, p->rows++) {
+            p->sequence[p->rows] = s;
+            p->position[p->rows] = one->first + one->rows - count + k;
+            if (spanned) p->spanned[p->num_spanned++] = p->rows;
+        }
+        if (spanned) {
+            tables += tiles;
+            most_tiles = tiles > most_tiles ? tiles : most_tiles;
+        }
+        for (int q = 0; !spanned && q < count * w->group; q += ROW_BLOCK)
+            p->strips[p->num_strips++] =
+                (strip){.sequence = s, .query = p->start[s] * w->group + q, .queries = least(ROW_BLOCK, count * w->group - q)};
+    }
+    for (int tile = 0; tile < most_tiles; tile++)
+        for (int s = 0; s < c->num_sequences; s++) {
+            if (p->first_slot[s] < 0 || tile >= tiles_of(c->sequences[s].first + c->sequences[s].rows)) continue;
+            span *last = p->num_spans ? &p->spans[p->num_spans - 1] : NULL;
+            if (last != NULL && last->tile == tile && last->row + last->rows == p->start[s] &&
+                share(&c->sequences[last->sequence], &c->sequences[s], tile)) {
+                last->rows += p->count[s];
+            } else {
+                p->spans[p->num_spans++] =
+                    (span){.sequence = s, .tile = tile, .row = p->start[s], .rows = p->count[s], .slot = slot};
+            }
+            p->slots[p->first_slot[s] + tile] = slot;
+            slot += p->count[s] * w->group;
+        }
+}
 
 static int widest_rank(const kv_model *m) {
     int widest = 0;
@@ -111,20 +183,36 @@ static int widest_rank(const kv_model *m) {
     return widest;
 }
 
-static void *cut(uintptr_t *from, size_t numbers, int exists) {
-    uintptr_t found = *from, end = found + (numbers * sizeof(float) + 63) / 64 * 64;
+static void *cut(uintptr_t *from, size_t bytes, int exists) {
+    uintptr_t found = *from, end = found + (bytes + 63) / 64 * 64;
     if (GUARD && exists) ASAN_POISON_MEMORY_REGION((void *)end, GUARD);
     *from = end + GUARD;
     return (void *)found;
 }
 
+#define CUT(buffer, count) (buffer) = cut(&at, (size_t)(count) * sizeof *(buffer), exists)
+
 /* Lays the buffers out from `base` on (0: to know how large they are) and returns where they end. */
-static uintptr_t lay_out(work *w, const kv_model *m, int rows, int end, uintptr_t base) {
-    int qkv = padded(m->layers[0].qkv.outputs), up = padded(m->layers[0].up.outputs), rank = padded(widest_rank(m));
-    int exists = base != 0;
+static uintptr_t lay_out(work *w, const kv_call *c, uintptr_t base) {
+    const kv_model *m = w->m = c->sequences[0].model;
+    int qkv = padded(m->layers[0].qkv.outputs), up = padded(m->layers[0].up.outputs), exists = base != 0;
+    int rows = 0, tiles = 0, strips = 0, scored = 0;
     uintptr_t at = base;
+    w->c = c;
     w->group = m->heads / m->kv_heads;
-    w->tiles = (end + TILE - 1) / TILE;
+    for (int s = 0; s < c->num_sequences; s++) {
+        const kv_sequence *one = &c->sequences[s];
+        int queries = one->rows * w->group, own = tiles_of(one->first + one->rows);
+        rows += one->rows;
+        scored += one->scored;
+        tiles += own;
+        strips += (queries + ROW_BLOCK - 1) / ROW_BLOCK;
+        w->slots += least(queries, ROW_BLOCK) * own;
+        if (s == 0 || one->model != c->sequences[s - 1].model) {
+            int rank = padded(widest_rank(one->model));
+            w->rank = rank > w->rank ? rank : w->rank;
+        }
+    }
     w->hidden = padded(m->hidden);
     w->head = padded(m->head_dim);
     w->heads_width = padded(m->heads * m->head_dim);
@@ -132,27 +220,76 @@ static uintptr_t lay_out(work *w, const kv_model *m, int rows, int end, uintptr_
     w->wide = qkv > up ? qkv : up;
     w->wide = w->wide > w->hidden ? w->wide : w->hidden;
     w->part = w->head + LANES;
-    w->x = cut(&at, (size_t)rows * w->hidden, exists);
-    w->t = cut(&at, (size_t)rows * w->wide, exists);
-    w->h = cut(&at, (size_t)rows * w->hidden, exists);
-    w->attended = cut(&at, (size_t)rows * w->heads_width, exists);
-    w->gated = cut(&at, (size_t)rows * w->inner, exists);
-    w->queries = cut(&at, (size_t)rows * m->heads * w->head, exists);
-    w->parts = cut(&at, (size_t)m->kv_heads * w->tiles * ROW_BLOCK * w->part, exists);
-    if (rank) {
+    CUT(w->x, rows * (size_t)w->hidden);
+    CUT(w->t, rows * (size_t)w->wide);
+    CUT(w->h, rows * (size_t)w->hidden);
+    CUT(w->attended, rows * (size_t)w->heads_width);
+    CUT(w->gated, rows * (size_t)w->inner);
+    CUT(w->queries, rows * (size_t)m->heads * w->head);
+    CUT(w->parts, m->kv_heads * (size_t)w->slots * w->part);
+    if (w->rank) {
         int input = w->hidden > w->heads_width ? w->hidden : w->heads_width;
-        w->low = cut(&at, (size_t)rows * rank, exists);
-        w->correction = cut(&at, (size_t)rows * w->wide, exists);
-        w->plain_rows = cut(&at, (size_t)rows * (input > w->inner ? input : w->inner), exists);
+        CUT(w->low, rows * (size_t)w->rank);
+        CUT(w->correction, rows * (size_t)w->wide);
+        CUT(w->plain_rows, rows * (size_t)(input > w->inner ? input : w->inner));
+    }
+    plan *plans[] = {&w->all, &w->scored};
+    for (int i = 0; i < 2; i++) {
+        plan *p = plans[i];
+        CUT(p->sequence, rows);
+        CUT(p->position, rows);
+        CUT(p->start, c->num_sequences);
+        CUT(p->count, c->num_sequences);
+        CUT(p->spanned, rows);
+        CUT(p->slots, tiles);
+        CUT(p->first_slot, c->num_sequences);
+        CUT(p->spans, tiles);
+        CUT(p->strips, strips);
+        if (exists) make_plan(w, p, i);
     }
     return at;
 }
 
 /* Products. */
 
-/* y [rows, stride] = x W^T + bias, or y += x W^T + bias; to be called by all members, who meet at the end. */
-static void linear(team *t, const work *w, const kv_linear *l, const number *x, ptrdiff_t x_stride, float *y,
-                   ptrdiff_t y_stride, int rows, int add) {
+/* A layer's product as a sequence has it, with its own corrections. */
+static const kv_linear *own(const work *w, const kv_linear *l, int sequence) {
+    const kv_layer *layers = w->c->sequences[sequence].model->layers;
+    return (const kv_linear *)((const char *)layers + ((const char *)l - (const char *)w->m->layers));
+}
+
+/* y [rows, stride] += the low-rank corrections of rows x, each by its own sequence's. */
+static void correct(team *t, const work *w, const plan *p, const kv_linear *l, const number *x, ptrdiff_t x_stride,
+                    float *y, ptrdiff_t y_stride) {
+    for (int row, many; (row = ROWS_AT_ONCE * team_take(t)) < p->rows;)
+        for (int end = least(row + ROWS_AT_ONCE, p->rows); row < end; row += many) {
+            const kv_linear *mine = own(w, l, p->sequence[row]);
+            for (many = 1; row + many < end && own(w, l, p->sequence[row + many]) == mine;) many++;
+            if (mine->num_corrections == 0) continue;
+            float *plain = w->plain_rows + (size_t)row * l->inputs;
+            for (int r = 0; r < many; r++)
+                for (int i = 0; i < l->inputs; i++)
+                    plain[r * (size_t)l->inputs + i] = from_number(x[(row + r) * x_stride + i]);
+            for (int j = 0; j < mine->num_corrections; j++) {
+                const kv_lora *a = &mine->corrections[j];
+                int rank = padded(a->rank), outputs = padded(a->outputs);
+                float *low = w->low + (size_t)row * w->rank, *found = w->correction + (size_t)row * w->wide;
+                plain_rows(plain, l->inputs, many, a->a, (ptrdiff_t)l->inputs * LANES, rank / LANES, LANES, l->inputs,
+                           NULL, 0, low, rank, 0);
+                plain_rows(low, rank, many, a->b, (ptrdiff_t)a->rank * LANES, outputs / LANES, LANES, a->rank, NULL, 0,
+                           found, w->wide, 0);
+                for (int r = 0; r < many; r++)
+                    for (int i = 0; i < a->outputs; i++)
+                        y[(row + r) * y_stride + a->start + i] += a->scale * found[r * w->wide + i];
+            }
+        }
+    team_barrier(t);
+}
+
+/* y [rows, stride] = x W^T + bias, or y += x W^T + bias, for the rows of a plan; NULL: `rows` rows without corrections.
+   To be called by all members, who meet at the end. */
+static void linear(team *t, const work *w, const plan *p, const kv_linear *l, const number *x, ptrdiff_t x_stride,
+                   float *y, ptrdiff_t y_stride, int rows, int add) {
     int panels = padded(l->outputs) / LANES, inputs = (l->inputs + PAIRED) / (1 + PAIRED) * (1 + PAIRED);
     size_t panel = (size_t)inputs * LANES;
     int chunk = rows <= ROWS_AT_ONCE ? ROWS_AT_ONCE : CHUNK_ROWS, chunks = (rows + chunk - 1) / chunk;
@@ -170,27 +307,7 @@ static void linear(team *t, const work *w, const kv_linear *l, const number *x, 
                 for (int i = 0; i < count * LANES; i++) to[r * y_stride + i] += l->bias[first * LANES + i];
     }
     team_barrier(t);
-    if (l->num_corrections == 0) return;
-    for (int row; (row = ROWS_AT_ONCE * team_take(t)) < rows;) {
-        int many = least(ROWS_AT_ONCE, rows - row);
-        float *plain = w->plain_rows + (size_t)row * l->inputs;
-        for (int r = 0; r < many; r++)
-            for (int i = 0; i < l->inputs; i++)
-                plain[r * (size_t)l->inputs + i] = from_number(x[(row + r) * x_stride + i]);
-        for (int j = 0; j < l->num_corrections; j++) {
-            const kv_lora *a = &l->corrections[j];
-            int rank = padded(a->rank), outputs = padded(a->outputs);
-            float *low = w->low + (size_t)row * rank, *found = w->correction + (size_t)row * w->wide;
-            plain_rows(plain, l->inputs, many, a->a, (ptrdiff_t)l->inputs * LANES, rank / LANES, LANES, l->inputs, NULL,
-                       0, low, rank, 0);
-            plain_rows(low, rank, many, a->b, (ptrdiff_t)a->rank * LANES, outputs / LANES, LANES, a->rank, NULL, 0, found,
-                       w->wide, 0);
-            for (int r = 0; r < many; r++)
-                for (int i = 0; i < a->outputs; i++)
-                    y[(row + r) * y_stride + a->start + i] += a->scale * found[r * w->wide + i];
-        }
-    }
-    team_barrier(t);
+    if (p != NULL && w->rank) correct(t, w, p, l, x, x_stride, y, y_stride);
 }
 
 /* What concerns one row. */
@@ -235,8 +352,8 @@ static void norm(const float *x, const float *gain, const float *bias, number *t
     for (int i = width; i < padded(width); i++) to[i] = to_number(0.0f);
 }
 
-static void norms(team *t, const work *w, const float *gain, const float *bias, int from) {
-    for (int row; (row = from + team_take(t)) < w->c->rows;)
+static void norms(team *t, const work *w, const plan *p, const float *gain, const float *bias) {
+    for (int row; (row = team_take(t)) < p->rows;)
         norm(w->x + (size_t)row * w->hidden, gain, bias, w->h + (size_t)row * w->hidden, w->m->hidden, w->m->eps);
     team_barrier(t);
 }
@@ -254,15 +371,15 @@ static void embed(const work *w, int row) {
         for (int i = 0; i < m->hidden; i++) x[i] = from_weight(from[id * m->hidden + i]);
     }
     if (m->positions != NULL) {
-        const weight *place = (const weight *)m->positions + (size_t)(w->c->first + row) * m->hidden;
+        const weight *place = (const weight *)m->positions + (size_t)w->all.position[row] * m->hidden;
         for (int i = 0; i < m->hidden; i++) x[i] += from_weight(place[i]);
     }
     for (int i = m->hidden; i < w->hidden; i++) x[i] = 0.0f;
 }
 
 static weight *plane(const work *w, int layer, int values, int head) {
-    const kv_cache *k = w->c->cache;
-    return (weight *)k->planes + layer * k->layer_stride + values * k->kind_stride + head * k->head_stride;
+    const kv_planes *k = &w->c->planes;
+    return (weight *)k->blocks + layer * k->layer_stride + values * k->kind_stride + head * k->head_stride;
 }
 
 /* Where number i of position p of a block lies, by the kind of plane. */
@@ -286,15 +403,18 @@ static void turn(const work *w, float *x, const float *gain, int position) {
     }
 }
 
-/* Queries, keys and values of a row: turned, rounded and put where attention reads them. */
-static void place(work *w, const kv_layer *l, int layer, int row) {
+/* Queries, keys and values of a row: turned, rounded and put where attention reads them, by the plan that goes on. */
+static void place(work *w, const plan *on, const kv_layer *l, int layer, int row) {
     const kv_model *m = w->m;
-    int position = w->c->first + row, block = w->c->cache->table[position / LANES], p = position % LANES, broken = 0;
+    int s = w->all.sequence[row], position = w->all.position[row], p = position % LANES, broken = 0;
+    kv_sequence *one = &w->c->sequences[s];
+    int block = one->table[position / LANES], last = position == one->first + one->rows - 1;
+    int query_row = row - w->all.start[s] - (one->rows - on->count[s]); /* of the sequence; negative: not needed */
     float *t = w->t + (size_t)row * w->wide;
     for (int h = 0; h < m->heads + m->kv_heads; h++)
         turn(w, t + h * m->head_dim, h < m->heads ? l->query_gain : l->key_gain, position);
-    for (int h = 0; h < m->heads; h++) {
-        size_t at = (size_t)(h / w->group) * w->c->rows * w->group + row * w->group + h % w->group;
+    for (int h = 0; h < m->heads && query_row >= 0; h++) {
+        size_t at = ((size_t)(h / w->group) * on->rows + on->start[s] + query_row) * w->group + h % w->group;
         number *q = w->queries + at * w->head;
         for (int i = 0; i < w->head; i++) q[i] = to_number(i < m->head_dim ? t[h * m->head_dim + i] : 0.0f);
     }
@@ -308,13 +428,13 @@ static void place(work *w, const kv_layer *l, int layer, int row) {
             values[value_at(p, i, w->head)] = v;
             broken |= !weight_is_finite(k) | !weight_is_finite(v);
         }
-        for (int after = p + 1; row == w->c->rows - 1 && after < LANES; after++) /* nothing stale within reach */
+        for (int after = p + 1; last && after < LANES; after++) /* nothing stale within reach */
             for (int i = 0; i < w->head; i++) {
                 keys[key_at(after, i)] = 0;
                 values[value_at(after, i, w->head)] = 0;
             }
     }
-    if (broken) atomic_store_explicit(&w->broken, 1, memory_order_relaxed);
+    if (broken) __atomic_store_n(&one->broken, 1, __ATOMIC_RELAXED);
 }
 
 static void activate(const work *w, int row) {
@@ -355,33 +475,34 @@ static float to_shares(float *scores, int n, float scale, float largest) {
 }
 
 /* Asks for blocks that this thread will read next: few rows are computed faster than memory gives their keys. */
-static inline void fetch(const weight *plane, const int32_t *table, int b, int run, int left, size_t block) {
-    for (int i = 0; i < run && i < left; i++)
+static inline void fetch(const weight *plane, const int32_t *next, int b, int run, int blocks, size_t block) {
+    for (int i = b; i < b + run && i < blocks; i++)
         for (size_t k = 0; k < block; k += 64 / sizeof(weight))
-            _mm_prefetch((const char *)(plane + table[b + i] * block + k), _MM_HINT_T1);
+            _mm_prefetch((const char *)(plane + next[i] * block + k), _MM_HINT_T1);
 }
 
-/* Parts of query rows [r, r + many) of a head over one tile; rows that see nothing of it get mass 0. */
-static void attend_tile(const work *w, int layer, int head, int r, int many, int tile, float *parts) {
-    const int32_t *table = w->c->cache->table + tile * TILE_BLOCKS;
+/* Parts of query rows [r, r + many) of a head over a tile of a sequence; rows that see nothing of it get mass 0. `next`:
+   the `next_blocks` blocks of the tile that comes after it. */
+static void attend_tile(const work *w, const plan *p, int layer, int head, int r, int many, int sequence, int tile,
+                        const int32_t *next, int next_blocks, float *parts) {
+    const int32_t *table = w->c->sequences[sequence].table + tile * TILE_BLOCKS;
     size_t block = (size_t)LANES * w->head;
-    const number *queries = w->queries + ((size_t)head * w->c->rows * w->group + r) * w->head;
+    const number *queries = w->queries + ((size_t)head * p->rows * w->group + r) * w->head;
     const weight *keys = plane(w, layer, 0, head), *values = plane(w, layer, 1, head);
-    int last = w->c->first + (r + many - 1) / w->group - tile * TILE; /* in the tile: what the last row sees ends here */
+    int last = p->position[(r + many - 1) / w->group] - tile * TILE; /* in the tile: what the last row sees ends here */
     int blocks = last < 0 ? 0 : least(last / LANES + 1, TILE_BLOCKS);
     float scores[ROW_BLOCK * TILE], scale = 1.0f / sqrtf((float)w->m->head_dim);
     number shares[ROW_BLOCK * TILE];
-    int few = many <= ROWS_AT_ONCE, most = few ? 2 : TILE_BLOCKS, ahead = w->c->threads * TILE_BLOCKS;
-    int blocks_ahead = (w->c->first + w->c->rows) / LANES - (tile + w->c->threads) * TILE_BLOCKS;
+    int most = next_blocks ? 2 : TILE_BLOCKS; /* blocks of one product */
 
     for (int run, b = 0; b < blocks; b += run) { /* neighbours in the table are one product */
         for (run = 1; run < most && b + run < blocks && table[b + run] == table[b] + run;) run++;
-        if (few) fetch(keys, table + ahead, b, run, blocks_ahead - b, block);
+        fetch(keys, next, b, run, next_blocks, block);
         packed_rows(queries, w->head, many, keys + table[b] * block, block, run, LANES * (1 + PAIRED), w->head, NULL, 0,
                     scores + b * LANES, TILE, 0);
     }
     for (int i = 0; i < many; i++) {
-        int seen = w->c->first + (r + i) / w->group - tile * TILE + 1; /* keys [0, seen) of the tile */
+        int seen = p->position[(r + i) / w->group] - tile * TILE + 1; /* keys [0, seen) of the tile */
         int whole = seen <= 0 ? 0 : least(padded(seen), TILE);
         float *s = scores + i * TILE;
         for (int k = seen < 0 ? 0 : seen; k < whole; k++) s[k] = -INFINITY; /* selected away: their shares are 0 */
@@ -393,7 +514,7 @@ static void attend_tile(const work *w, int layer, int head, int r, int many, int
     }
     for (int run, b = 0; b < blocks; b += run) {
         for (run = 1; run < most && b + run < blocks && table[b + run] == table[b] + run;) run++;
-        if (few) fetch(values, table + ahead, b, run, blocks_ahead - b, block);
+        fetch(values, next, b, run, next_blocks, block);
         packed_rows(shares + b * LANES, TILE, many, values + table[b] * block, LANES * (1 + PAIRED), w->head / LANES,
                     w->head * (1 + PAIRED), run * LANES, b ? parts : NULL, w->part, parts, w->part, 0);
     }
@@ -424,55 +545,91 @@ static void finish(const work *w, int head, int r, const float *part) {
     for (int i = all; at + size == all && i < w->heads_width; i++) to[i] = to_number(0.0f);
 }
 
-/* Rows [from, rows): a task is a block of rows over all tiles or, for few rows, one tile of them. The arithmetic is one. */
-static void attention(team *t, const work *w, int layer, int from) {
-    int first = from * w->group, rows = w->c->rows * w->group - first, heads = w->m->kv_heads;
-    if (rows <= ROW_BLOCK && w->tiles > 1) {
-        for (int task; (task = team_take(t)) < heads * w->tiles;)
-            attend_tile(w, layer, task / w->tiles, first, rows, task % w->tiles,
-                        w->parts + (size_t)task * ROW_BLOCK * w->part);
-        team_barrier(t);
-        for (int task; (task = team_take(t)) < heads * rows;) {
-            int head = task / rows, r = task % rows;
-            float *parts = w->parts + ((size_t)head * w->tiles * ROW_BLOCK + r) * w->part;
-            for (int tile = 1; tile < w->tiles; tile++) merge(w, parts, parts + (size_t)tile * ROW_BLOCK * w->part);
-            finish(w, head, first + r, parts);
+static void attend_strip(const work *w, const plan *p, int layer, int head, const strip *one) {
+    float merged[ROW_BLOCK * (MOST_HEAD + LANES)], parts[ROW_BLOCK * (MOST_HEAD + LANES)];
+    int tiles = p->position[(one->query + one->queries - 1) / w->group] / TILE + 1;
+    for (int tile = 0; tile < tiles; tile++) {
+        attend_tile(w, p, layer, head, one->query, one->queries, one->sequence, tile, NULL, 0, tile ? parts : merged);
+        for (int i = 0; i < one->queries && tile; i++) merge(w, merged + i * w->part, parts + i * w->part);
+    }
+    for (int i = 0; i < one->queries; i++) finish(w, head, one->query + i, merged + i * w->part);
+}
+
+static inline float *parts_of(const work *w, int head, int slot) {
+    return w->parts + ((size_t)head * w->slots + slot) * w->part;
+}
+
+static void attend_span(const work *w, const plan *p, int layer, int head, const span *one, const span *next) {
+    const int32_t *table = NULL;
+    int blocks = 0, queries = one->rows * w->group;
+    if (next != NULL && queries <= ROWS_AT_ONCE) {
+        const kv_sequence *its = &w->c->sequences[next->sequence];
+        table = its->table + next->tile * TILE_BLOCKS;
+        blocks = least((its->first + its->rows - 1) / LANES + 1 - next->tile * TILE_BLOCKS, TILE_BLOCKS);
+    }
+    for (int q = 0; q < queries; q += ROW_BLOCK)
+        attend_tile(w, p, layer, head, one->row * w->group + q, least(ROW_BLOCK, queries - q), one->sequence, one->tile,
+                    table, blocks, parts_of(w, head, one->slot + q));
+}
+
+static void merge_parts(const work *w, const plan *p, int head, int row, int of_group) {
+    int s = p->sequence[row], at = (row - p->start[s]) * w->group + of_group;
+    const int *slots = p->slots + p->first_slot[s];
+    float *merged = parts_of(w, head, slots[0] + at);
+    for (int tile = 1; tile <= p->position[row] / TILE; tile++) merge(w, merged, parts_of(w, head, slots[tile] + at));
+    finish(w, head, row * w->group + of_group, merged);
+}
+
+/* A task is a strip, or for few rows one tile of them. The arithmetic is one. */
+static void attention(team *t, const work *w, const plan *p, int layer) {
+    int heads = w->m->kv_heads, strips = heads * p->num_strips, spans = p->num_spans, per_head = p->num_spanned * w->group;
+    for (int task; (task = team_take(t)) < strips + heads * spans;) {
+        if (task < strips) {
+            attend_strip(w, p, layer, task / p->num_strips, &p->strips[task % p->num_strips]);
+        } else {
+            int number = (task - strips) % spans, after = number + w->c->threads;
+            attend_span(w, p, layer, (task - strips) / spans, &p->spans[number],
+                        after < spans ? &p->spans[after] : NULL);
         }
-    } else {
-        int blocks = (rows + ROW_BLOCK - 1) / ROW_BLOCK;
-        float merged[ROW_BLOCK * (MOST_HEAD + LANES)], parts[ROW_BLOCK * (MOST_HEAD + LANES)];
-        for (int task; (task = team_take(t)) < heads * blocks;) {
-            int head = task / blocks, r = task % blocks * ROW_BLOCK, many = least(ROW_BLOCK, rows - r);
-            for (int tile = 0; tile < w->tiles; tile++) {
-                attend_tile(w, layer, head, first + r, many, tile, tile ? parts : merged);
-                for (int i = 0; i < many && tile; i++) merge(w, merged + i * w->part, parts + i * w->part);
-            }
-            for (int i = 0; i < many; i++) finish(w, head, first + r + i, merged + i * w->part);
-        }
+    }
+    team_barrier(t);
+    if (spans == 0) return;
+    for (int task; (task = team_take(t)) < heads * per_head;) {
+        int number = task % per_head;
+        merge_parts(w, p, task / per_head, p->spanned[number / w->group], number % w->group);
     }
     team_barrier(t);
 }
 
 /* The step. */
 
-static void layer_of(team *t, work *w, int layer, int from) {
-    const kv_model *m = w->m;
-    const kv_layer *l = &m->layers[layer];
-    int rows = w->c->rows, left = rows - from;
-    float *x = w->x + (size_t)from * w->hidden;
+/* Moves the rows that go on to the front; a row only ever moves ahead. */
+static void keep_rows(const work *w, const plan *p) {
+    for (int s = 0; s < w->c->num_sequences; s++) {
+        int from = w->all.start[s] + w->all.count[s] - p->count[s];
+        memmove(w->x + (size_t)p->start[s] * w->hidden, w->x + (size_t)from * w->hidden,
+                (size_t)p->count[s] * w->hidden * sizeof *w->x);
+    }
+}
 
-    norms(t, w, l->attention_gain, l->attention_bias, 0);
-    linear(t, w, &l->qkv, w->h, w->hidden, w->t, w->wide, rows, 0);
-    for (int row; (row = team_take(t)) < rows;) place(w, l, layer, row);
+/* Goes on with the rows of plan `p`, to which all rows of the call have given keys and values. */
+static void layer_of(team *t, int member, work *w, int layer, const plan *p) {
+    const kv_layer *l = &w->m->layers[layer];
+    int rows = w->all.rows;
+
+    norms(t, w, &w->all, l->attention_gain, l->attention_bias);
+    linear(t, w, &w->all, &l->qkv, w->h, w->hidden, w->t, w->wide, rows, 0);
+    if (member == 0 && p->rows < rows) keep_rows(w, p); /* nobody reads them before the barrier */
+    for (int row; (row = team_take(t)) < rows;) place(w, p, l, layer, row);
     team_barrier(t);
-    if (left == 0) return;
-    attention(t, w, layer, from);
-    linear(t, w, &l->output, w->attended + (size_t)from * w->heads_width, w->heads_width, x, w->hidden, left, 1);
-    norms(t, w, l->mlp_gain, l->mlp_bias, from);
-    linear(t, w, &l->up, w->h + (size_t)from * w->hidden, w->hidden, w->t + (size_t)from * w->wide, w->wide, left, 0);
-    for (int row; (row = from + team_take(t)) < rows;) activate(w, row);
+    if (p->rows == 0) return;
+    attention(t, w, p, layer);
+    linear(t, w, p, &l->output, w->attended, w->heads_width, w->x, w->hidden, p->rows, 1);
+    norms(t, w, p, l->mlp_gain, l->mlp_bias);
+    linear(t, w, p, &l->up, w->h, w->hidden, w->t, w->wide, p->rows, 0);
+    for (int row; (row = team_take(t)) < p->rows;) activate(w, row);
     team_barrier(t);
-    linear(t, w, &l->down, w->gated + (size_t)from * w->inner, w->inner, x, w->hidden, left, 1);
+    linear(t, w, p, &l->down, w->gated, w->inner, w->x, w->hidden, p->rows, 1);
 }
 
 static void run(team *t, int member, void *argument) {
@@ -481,22 +638,23 @@ static void run(team *t, int member, void *argument) {
     const kv_call *c = w->c;
     unsigned control = _mm_getcsr();
     _mm_setcsr(0x1f80); /* round to nearest, keep denormal numbers, raise nothing */
-    for (int row; (row = team_take(t)) < c->rows;) embed(w, row);
+    for (int row; (row = team_take(t)) < w->all.rows;) embed(w, row);
     team_barrier(t);
     for (int layer = 0; layer < m->num_layers && !w->cancelled; layer++) {
-        layer_of(t, w, layer, layer == m->num_layers - 1 ? c->first_scored : 0);
+        layer_of(t, member, w, layer, layer == m->num_layers - 1 ? &w->scored : &w->all);
         if (c->watcher == NULL) continue;
         if (member == 0) w->cancelled = !c->watcher(layer);
         team_barrier(t);
     }
-    int scored = c->rows - c->first_scored, wide = padded(m->head.outputs);
+    int scored = w->scored.rows, wide = padded(m->head.outputs);
     if (scored && !w->cancelled) {
-        norms(t, w, m->final_gain, m->final_bias, c->first_scored);
-        linear(t, w, &m->head, w->h + (size_t)c->first_scored * w->hidden, w->hidden, c->scores, wide, scored, 0);
-        int broken = 0;
-        for (int row; (row = team_take(t)) < scored;)
+        norms(t, w, &w->scored, m->final_gain, m->final_bias);
+        linear(t, w, NULL, &m->head, w->h, w->hidden, c->scores, wide, scored, 0);
+        for (int row; (row = team_take(t)) < scored;) {
+            int broken = 0;
             for (int i = 0; i < m->head.outputs; i++) broken |= !is_finite(c->scores[(size_t)row * wide + i]);
-        if (broken) atomic_store_explicit(&w->broken, 1, memory_order_relaxed);
+            if (broken) __atomic_store_n(&c->sequences[w->scored.sequence[row]].broken, 1, __ATOMIC_RELAXED);
+        }
     }
     _mm_setcsr(control);
 }
@@ -504,18 +662,19 @@ static void run(team *t, int member, void *argument) {
 #define NAMED_(what, variant, dtype) kv_##what##_##variant##_##dtype
 #define NAMED(what, variant, dtype) NAMED_(what, variant, dtype)
 
-int NAMED(step, VARIANT, DTYPE)(const kv_model *m, const kv_call *c) {
-    work w = {.m = m, .c = c};
-    atomic_init(&w.broken, 0);
-    uintptr_t end = lay_out(&w, m, c->rows, c->first + c->rows, (uintptr_t)c->scratch);
+int NAMED(step, VARIANT, DTYPE)(const kv_call *c) {
+    work w = {0};
+    int broken = 0;
+    uintptr_t end = lay_out(&w, c, (uintptr_t)c->scratch);
     team_run(c->threads, run, &w);
     ASAN_UNPOISON_MEMORY_REGION(c->scratch, end - (uintptr_t)c->scratch);
-    return w.cancelled ? KV_CANCELLED : atomic_load(&w.broken) ? KV_NONFINITE : KV_DONE;
+    for (int s = 0; s < c->num_sequences; s++) broken |= c->sequences[s].broken;
+    return w.cancelled ? KV_CANCELLED : broken ? KV_NONFINITE : KV_DONE;
 }
 
-size_t NAMED(scratch, VARIANT, DTYPE)(const kv_model *m, int32_t rows, int32_t end) {
-    work w = {.m = m};
-    return lay_out(&w, m, rows, end, 0);
+size_t NAMED(scratch, VARIANT, DTYPE)(const kv_call *c) {
+    work w = {0};
+    return lay_out(&w, c, 0);
 }
 
 /* One product alone, as a step makes it: what a packed weight is tested by. x [rows, padded K] is rounded in `rounded`. */
@@ -533,7 +692,7 @@ static void run_product(team *t, int member, void *argument) {
     unsigned control = _mm_getcsr();
     (void)member;
     _mm_setcsr(0x1f80);
-    linear(t, &none, p->linear, p->x, padded(p->linear->inputs), p->y, padded(p->linear->outputs), p->rows, 0);
+    linear(t, &none, NULL, p->linear, p->x, padded(p->linear->inputs), p->y, padded(p->linear->outputs), p->rows, 0);
     _mm_setcsr(control);
 }
 

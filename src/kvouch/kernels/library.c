@@ -14,13 +14,14 @@ int32_t kv_variants(void) {
     return avx2 | avx512 << 1 | bf16 << 2;
 }
 
-void kv_struct_bytes(int32_t bytes[6]) {
+void kv_struct_bytes(int32_t bytes[7]) {
     bytes[0] = sizeof(kv_lora);
     bytes[1] = sizeof(kv_linear);
     bytes[2] = sizeof(kv_layer);
     bytes[3] = sizeof(kv_model);
-    bytes[4] = sizeof(kv_cache);
-    bytes[5] = sizeof(kv_call);
+    bytes[4] = sizeof(kv_planes);
+    bytes[5] = sizeof(kv_sequence);
+    bytes[6] = sizeof(kv_call);
 }
 
 const char *kv_sources(void) { return KV_SOURCES; }

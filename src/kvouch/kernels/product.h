@@ -40,11 +40,12 @@ typedef __m256i vector_of_pairs;
 #endif
 
 enum { ROWS_AT_ONCE = 6, MOST_PANELS = 4 };
+enum { AHEAD = 1024 }; /* numbers of a panel */
 
 /* As many panels at once as the registers hold beside the sums of so many rows. */
 static inline int panels_at_once(int rows) {
     if (WIDTH == 16 || rows == 1) return MOST_PANELS;
-    return rows == 2 ? 2 : 1;
+    return rows <= 3 ? 2 : 1;
 }
 
 #define INLINE static inline __attribute__((always_inline))
@@ -54,10 +55,11 @@ static inline int panels_at_once(int rows) {
 
 /* x and y have rows `x_stride` and `y_stride` numbers apart. panels[c] is where panel c begins; from one (pair of) k to
    the next it goes on by `step` numbers. The sums start from start[m * start_stride + 16 c] (NULL: from zero) and are
-   stored, or added to what is in y. Of the C panels the first `used` are stored. */
+   stored, or added to what is in y. Of the C panels the first `used` are stored. `ahead`: the weights come from memory,
+   which is asked for them early. */
 INLINE void JOIN(PRODUCT, block)(const int M, const int C, const ROW *x, ptrdiff_t x_stride, const WEIGHT *const *panels,
                                  ptrdiff_t step, int inputs, const float *start, ptrdiff_t start_stride, float *y,
-                                 ptrdiff_t y_stride, int used, int add) {
+                                 ptrdiff_t y_stride, int used, int add, int ahead) {
     vector sums[ROWS_AT_ONCE][MOST_PANELS * PER];
     const WEIGHT *at[MOST_PANELS];
     for (int c = 0; c < C; c++) at[c] = panels[c];
@@ -99,7 +101,10 @@ INLINE void JOIN(PRODUCT, block)(const int M, const int C, const ROW *x, ptrdiff
             }
         }
 #endif
-        for (int c = 0; c < C; c++) at[c] += step;
+        for (int c = 0; c < C; c++) {
+            if (ahead) _mm_prefetch((const void *)(at[c] + AHEAD), _MM_HINT_T0);
+            at[c] += step;
+        }
     }
     for (int m = 0; m < M; m++)
         for (int c = 0; c < C; c++)
@@ -110,11 +115,15 @@ INLINE void JOIN(PRODUCT, block)(const int M, const int C, const ROW *x, ptrdiff
 }
 
 /* The same for any number of rows and `count` panels, `panel_stride` numbers apart from `panels` on. */
-static __attribute__((noinline)) void JOIN(PRODUCT, rows)(const ROW *x, ptrdiff_t x_stride, int rows, const WEIGHT *panels, ptrdiff_t panel_stride,
-                                int count, ptrdiff_t step, int inputs, const float *start, ptrdiff_t start_stride,
-                                float *y, ptrdiff_t y_stride, int add) {
-    for (int row = 0; row < rows; row += ROWS_AT_ONCE) {
-        int m = rows - row < ROWS_AT_ONCE ? rows - row : ROWS_AT_ONCE, together = panels_at_once(m);
+static __attribute__((noinline)) void JOIN(PRODUCT, rows)(const ROW *x, ptrdiff_t x_stride, int rows,
+                                                          const WEIGHT *panels, ptrdiff_t panel_stride, int count,
+                                                          ptrdiff_t step, int inputs, const float *start,
+                                                          ptrdiff_t start_stride, float *y, ptrdiff_t y_stride,
+                                                          int add) {
+    for (int row = 0, m; row < rows; row += m) { /* eight are four and four: two alone would starve the multipliers */
+        int blocks = (rows - row + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
+        m = (rows - row + blocks - 1) / blocks;
+        int together = panels_at_once(m);
         const ROW *from = x + row * x_stride;
         for (int c = 0; c < count; c += together) {
             const WEIGHT *at[MOST_PANELS];
@@ -125,8 +134,8 @@ static __attribute__((noinline)) void JOIN(PRODUCT, rows)(const ROW *x, ptrdiff_
 #define CASE(M)                                                                                                        \
     case M:                                                                                                            \
         JOIN(PRODUCT, block)                                                                                           \
-        (M, WIDTH == 16 || M == 1 ? MOST_PANELS : M == 2 ? 2 : 1, from, x_stride, at, step, inputs, begin, start_stride, \
-         to, y_stride, used, add);                                                                                     \
+        (M, WIDTH == 16 || M == 1 ? MOST_PANELS : M <= 3 ? 2 : 1, from, x_stride, at, step, inputs, begin, start_stride, \
+         to, y_stride, used, add, row == 0);                                                                                     \
         break;
             switch (m) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
 #undef CASE

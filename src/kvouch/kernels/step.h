@@ -48,28 +48,37 @@ typedef struct {
     float eps;
 } kv_model;
 
-/* Keys and values of one sequence: planes by layer, kind and head, each a row of blocks of 16 positions. A block of keys
-   is [D / 2][16][2] in bf16 and [D][16] otherwise; of values [8][D][2] and [16][D]; D padded. */
+/* Keys and values of all sequences: planes by layer, kind and head, each a row of blocks of 16 positions. A block of
+   keys is [D / 2][16][2] in bf16 and [D][16] otherwise; of values [8][D][2] and [16][D]; D padded. */
 typedef struct {
-    void *planes;
-    const int32_t *table; /* the block of each 16 positions */
+    void *blocks;
     int64_t layer_stride, kind_stride, head_stride;
-} kv_cache;
+} kv_planes;
+
+/* One sequence's rows of a call: they stand at [first, first + rows). The models of a call differ in no weight but in
+   the corrections of their layers. Neighbours whose tables begin alike share what they read there. */
+typedef struct {
+    const kv_model *model;
+    const int32_t *table; /* the block of each 16 positions; those that are written to belong to this sequence alone */
+    int32_t first, rows;
+    int32_t scored; /* so many of the last rows get scores */
+    int32_t broken; /* set where one of its numbers came out infinite or NaN */
+} kv_sequence;
 
 typedef int (*kv_watcher)(int32_t layer); /* asked between layers; 0 cancels, which is what ctypes gives for an error */
 
 typedef struct {
-    const int64_t *ids;
-    const kv_cache *cache;
-    float *scores; /* [rows from first_scored on, padded V] */
+    kv_planes planes;
+    kv_sequence *sequences;
+    const int64_t *ids; /* of each sequence in turn */
+    float *scores;      /* [scored rows of each sequence in turn, padded V] */
     void *scratch;
     kv_watcher watcher; /* or NULL */
-    int32_t rows;       /* they stand at [first, first + rows), within one tile */
-    int32_t first, first_scored, threads;
+    int32_t num_sequences, threads;
 } kv_call;
 
-typedef int kv_step_function(const kv_model *, const kv_call *);
-typedef size_t kv_scratch_function(const kv_model *, int32_t rows, int32_t end); /* bytes, for steps that end there */
+typedef int kv_step_function(const kv_call *);
+typedef size_t kv_scratch_function(const kv_call *); /* bytes that such a call needs */
 typedef void kv_product_function(const kv_linear *, const float *x, void *rounded, float *y, int32_t rows,
                                  int32_t threads);
 
@@ -89,8 +98,9 @@ KV_DECLARE(avx512_bf16, bf16)
 /* Which variants this processor runs: bit 0 avx2, 1 avx512, 2 avx512_bf16. */
 int32_t kv_variants(void);
 
-/* Bytes of kv_lora, kv_linear, kv_layer, kv_model, kv_cache, kv_call: mirrors of another build must not be used. */
-void kv_struct_bytes(int32_t bytes[6]);
+/* Bytes of kv_lora, kv_linear, kv_layer, kv_model, kv_planes, kv_sequence, kv_call: mirrors of another build must not be
+   used. */
+void kv_struct_bytes(int32_t bytes[7]);
 
 /* Digest of the sources, and of the sources with the compiler and its flags: 64 hexadecimal digits each. */
 const char *kv_sources(void);

@@ -6,19 +6,20 @@ Knows packed weights and the library's structs; knows no file. What is computed 
 import ctypes
 from collections.abc import Generator, Sequence
 from threading import RLock
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvouch.cache.blocks import BlockCache, whole_blocks
+from kvouch.cache.blocks import BlockCache, BlockedCache, Layout, whole_blocks
 from kvouch.contract import KVCache, LayerWatch, Rows
-from kvouch.errors import CacheShapeError
+from kvouch.errors import CacheShapeError, UsageError
 from kvouch.kernels import binding
 from kvouch.kernels.binding import Library, Variant, pointer
 from kvouch.models.config import ModelConfig
 from kvouch.models.linear import Linear
 from kvouch.models.network import Bound
-from kvouch.models.step import ModelWeights, nonfinite
+from kvouch.models.step import Chunk, ModelWeights, nonfinite
 
 ALIGNMENT = 64  # of the scratch: a cache line
 INTERRUPTIBLE_ROWS = 16  # a shorter step is over before anyone can want to stop it
@@ -67,6 +68,7 @@ class CompiledPath:
     """The step in C for one instruction set and dtype: exact by construction, on the CPU."""
 
     exact = True
+    layout: Layout = "step"
     heads_dtype: torch.dtype | None = torch.float32
 
     def __init__(self, library: Library, variant: Variant, dtype: torch.dtype) -> None:
@@ -74,6 +76,7 @@ class CompiledPath:
         self.name = f"compiled {variant}"
         self.kernels = f"{variant}:{str(dtype).removeprefix('torch.')}:{library.build}:"
         self._function = library.step(variant, dtype)
+        self._scratch_bytes = library.scratch(variant, dtype)
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._lock = RLock()  # one step at a time: the scratch is one, and so are the threads
         self._steps = 0  # in progress: a watch may compute, too
@@ -94,17 +97,38 @@ class CompiledPath:
     def step(
         self, weights: ModelWeights, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None
     ) -> Tensor | None:
-        if cache.dtype != self.dtype or cache.device.type != "cpu":
-            raise CacheShapeError(f"the cache is {cache.dtype} on {cache.device}; this model is {self.dtype} on cpu")
-        if isinstance(cache, BlockCache):
-            scores = self._computed(weights, ids[0], cache, rows, watch)
-            cache.filled(ids.shape[1])
-        else:
-            scores = self._through_copies(weights, ids, cache, rows, watch)
+        self._check(cache)
+        if not self._in_place(cache):
+            return self._through_copies(weights, ids, cache, rows, watch)
+        scores = self.step_many([Chunk(weights=weights, ids=ids[0], cache=cache, rows=rows)], watch)[0]
         if scores is None:
             return None
         with torch.inference_mode(False):
-            return scores[:, -1] if rows == "last" else scores
+            return scores if rows == "last" else scores[None]
+
+    def step_many(self, chunks: Sequence[Chunk], watch: LayerWatch | None) -> list[Tensor | None]:
+        caches: list[Any] = [one.cache for one in chunks]
+        for cache in caches:
+            self._check(cache)
+            if not self._in_place(cache) or cache.planes is not caches[0].planes:
+                raise CacheShapeError("the caches of a batch must be paged ones over one pool of this model")
+        for cache, one in zip(caches, chunks, strict=True):
+            cache.prepare(len(one.ids))
+        order = list(range(len(chunks)))
+        if len(chunks) > 1:  # neighbours that share blocks have them read once
+            order.sort(key=lambda number: (len(chunks[number].ids), caches[number].blocks))
+        found = dict(zip(order, self._computed([chunks[number] for number in order], watch), strict=True))
+        for cache, one in zip(caches, chunks, strict=True):
+            cache.filled(len(one.ids))
+        return [found[number] for number in range(len(chunks))]
+
+    def _check(self, cache: KVCache) -> None:
+        if cache.dtype != self.dtype or cache.device.type != "cpu":
+            raise CacheShapeError(f"the cache is {cache.dtype} on {cache.device}; this model is {self.dtype} on cpu")
+
+    def _in_place(self, cache: KVCache) -> bool:
+        """Whether the step reads and writes this cache as it is."""
+        return isinstance(cache, BlockedCache) and cache.layout == self.layout
 
     def _through_copies(
         self, weights: ModelWeights, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None
@@ -116,57 +140,64 @@ class CompiledPath:
         for row in range(len(ids)):
             copy = BlockCache(weights.config, capacity=end, dtype=cache.dtype)
             copy.adopt(*(kind[:, row] for kind in held))
-            found.append(self._computed(weights, ids[row], copy, rows, watch))
+            found += self._computed([Chunk(weights=weights, ids=ids[row], cache=copy, rows=rows)], watch)
             new.append(copy.written(first, end))
         keys, values = (torch.stack(kind, dim=1) for kind in zip(*new, strict=True))  # [layers, B, G, T, D]
         for layer in range(cache.num_layers):
             cache.update(layer, keys[layer], values[layer])
         scores = [one for one in found if one is not None]
-        return torch.cat(scores) if scores else None
-
-    def _computed(
-        self, weights: ModelWeights, ids: Tensor, cache: BlockCache, rows: Rows, watch: LayerWatch | None
-    ) -> Tensor | None:
-        """Scores [1, T or 1, V] of ids [T]; their keys and values are in the cache afterwards, not yet advanced."""
-        first, count = cache.length, len(ids)
-        scored = {"last": 1, "all": count, "none": 0}[rows]
-        vocabulary = weights.config.vocab_size
-        ids = ids.contiguous()
+        if not scores:
+            return None
         with torch.inference_mode(False):
-            scores = torch.empty(scored, whole_blocks(vocabulary))
+            return torch.cat(scores) if rows == "last" else torch.stack(scores)
+
+    def _computed(self, chunks: Sequence[Chunk], watch: LayerWatch | None) -> list[Tensor | None]:
+        """Scores [1 or T, V] of each chunk; their keys and values are in the caches afterwards, not yet advanced."""
+        ids = (chunks[0].ids if len(chunks) == 1 else torch.cat([one.ids for one in chunks])).contiguous()
+        scored = [{"last": 1, "all": len(one.ids), "none": 0}[one.rows] for one in chunks]
+        vocabulary = chunks[0].weights.config.vocab_size
+        with torch.inference_mode(False):
+            scores = torch.empty(sum(scored), whole_blocks(vocabulary))
         caught: list[BaseException] = []
         watching = _watching(watch, caught)
         watching.send(None)  # type: ignore[arg-type]
-        watched = watch is not None or count >= INTERRUPTIBLE_ROWS
+        watched = watch is not None or len(ids) >= INTERRUPTIBLE_ROWS
         with self._lock:
-            bound = Bound.of(weights)
-            scratch = self._scratch_for(bound.network, count, first + count)
+            distinct = {id(one.weights): one.weights for one in chunks}
+            known = {key: Bound.of(weights) for key, weights in distinct.items()}
+            if len({one.shared for one in known.values()}) > 1:
+                raise UsageError("the sequences of a batch are computed with one model, adapters aside")
+            networks = [known[id(one.weights)].network for one in chunks]
+            sequences = (binding.Sequence * len(chunks))(*map(_described, chunks, networks, scored))
             call = binding.Call(
+                planes=_planes(chunks[0].cache),
+                sequences=sequences,
                 ids=pointer(ids),
-                cache=ctypes.pointer(_planes(cache)),
                 scores=pointer(scores),
-                scratch=-(-scratch.data_ptr() // ALIGNMENT) * ALIGNMENT,
                 watcher=binding.Watcher(watching.send) if watched else binding.Watcher(),
-                rows=count,
-                first=first,
-                first_scored=count - scored,
+                num_sequences=len(chunks),
                 threads=torch.get_num_threads(),
             )
+            scratch = self._scratch_for(call)
+            call.scratch = -(-scratch.data_ptr() // ALIGNMENT) * ALIGNMENT
             self._steps += 1
             try:
-                status = self._function(ctypes.byref(bound.network), ctypes.byref(call))
+                status = self._function(ctypes.byref(call))
             finally:
                 self._steps -= 1
         if caught:
             raise caught[0]
         if status == binding.NONFINITE:
-            raise nonfinite(first, count, self.dtype)
+            broken = next(number for number, one in enumerate(sequences) if one.broken)
+            which = "" if len(chunks) == 1 else f"sequence {broken}, "
+            raise nonfinite(chunks[broken].cache.length, len(chunks[broken].ids), self.dtype, which)
         with torch.inference_mode(False):
-            return scores[None, :, :vocabulary] if scored else None
+            parts = scores[:, :vocabulary].split(scored)
+        return [part if count else None for part, count in zip(parts, scored, strict=True)]
 
-    def _scratch_for(self, network: binding.Network, rows: int, end: int) -> Tensor:
+    def _scratch_for(self, call: binding.Call) -> Tensor:
         """It grows to what the largest step so far needed; a step within a step has its own."""
-        needed = self.library.scratch_bytes(self.variant, self.dtype, network, rows, end) + ALIGNMENT
+        needed = int(self._scratch_bytes(ctypes.byref(call))) + ALIGNMENT
         if self._steps:
             return torch.empty(needed, dtype=torch.uint8)
         if needed > len(self._scratch):
@@ -192,12 +223,17 @@ def _watching(watch: LayerWatch | None, caught: list[BaseException]) -> Generato
             go_on = 0
 
 
-def _planes(cache: BlockCache) -> binding.Planes:
-    layer, kind, head, *_ = cache.planes.stride()
-    return binding.Planes(
-        planes=pointer(cache.planes),
+def _described(chunk: Chunk, network: binding.Network, scored: int) -> binding.Sequence:
+    cache: Any = chunk.cache
+    return binding.Sequence(
+        model=ctypes.pointer(network),
         table=pointer(cache.table),
-        layer_stride=layer,
-        kind_stride=kind,
-        head_stride=head,
+        first=cache.length,
+        rows=len(chunk.ids),
+        scored=scored,
     )
+
+
+def _planes(cache: Any) -> binding.Planes:
+    layer, kind, head, *_ = cache.planes.stride()
+    return binding.Planes(blocks=pointer(cache.planes), layer_stride=layer, kind_stride=kind, head_stride=head)

@@ -3,14 +3,17 @@
 Knows ids, a cache and weights that can step; refuses to know identities, stores and files.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol, get_args
 
 import torch
 from torch import Tensor
 
 from kvouch.contract import TILE, KVCache, LayerWatch, Rows
-from kvouch.errors import CacheOverflow, CacheShapeError, ContextOverflow, InvalidIds, UsageError
+from kvouch.errors import CacheMisuse, CacheOverflow, CacheShapeError, ContextOverflow, InvalidIds, UsageError
 from kvouch.models.config import ModelConfig
+from kvouch.models.step import Chunk
 
 
 class Weights(Protocol):
@@ -58,6 +61,54 @@ def forward_cached(
     if scores == "all":
         return torch.cat(parts, dim=1)
     return parts[0].clone() if parts[0].is_inference() else parts[0]  # callers get plain tensors
+
+
+MOST_ROWS = 2 * TILE
+"""Positions of one step over many sequences: what a step needs of memory is bounded."""
+
+
+def forward_many(
+    chunks: Sequence[Chunk], config: ModelConfig, *, watch: LayerWatch | None = None
+) -> list[Tensor | None]:
+    """Runs the ids of many sequences, prefills and single tokens mixed, in as few steps as rows and tiles allow.
+
+    Returns the scores of each, float32 [1, V] of the last position, [T, V] of `all`, or None. A sequence's bits do not
+    depend on its neighbours. Whatever raises leaves every cache as it was; what `forward_cached` raises, and
+    CacheMisuse where a cache comes twice.
+    """
+    if len({id(one.cache) for one in chunks}) < len(chunks):
+        raise CacheMisuse("a cache comes twice in one batch: fork it, or put its ids into one chunk")
+    for one in chunks:
+        _check(one.ids[None], config, one.cache)
+    starts = [one.cache.length for one in chunks]
+    found: list[list[Tensor]] = [[] for _ in chunks]
+    try:
+        with torch.inference_mode():
+            while pieces := _next_step(chunks, starts):
+                scores = chunks[0].weights.path.step_many([piece for _, piece in pieces], watch)
+                for (number, piece), part in zip(pieces, scores, strict=True):
+                    piece.cache.advance(len(piece.ids))
+                    if part is not None:
+                        found[number].append(part)
+    except BaseException:
+        for one, start in zip(chunks, starts, strict=True):
+            one.cache.rollback(start)
+        raise
+    return [torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None for parts in found]
+
+
+def _next_step(chunks: Sequence[Chunk], starts: Sequence[int]) -> list[tuple[int, Chunk]]:
+    """What comes next of each chunk that is not done: up to its tile's edge, MOST_ROWS in all, the short ones first."""
+    room, pieces = MOST_ROWS, []
+    for number in sorted(range(len(chunks)), key=lambda number: len(chunks[number].ids)):
+        one, start = chunks[number], starts[number]
+        first, end = one.cache.length, start + len(one.ids)
+        stop = min(end, (first // TILE + 1) * TILE, first + room)
+        if stop > first:
+            rows: Rows = "none" if one.rows == "last" and stop < end else one.rows
+            pieces.append((number, replace(one, ids=one.ids[first - start : stop - start], rows=rows)))
+            room -= stop - first
+    return pieces
 
 
 def _check(ids: Tensor, config: ModelConfig, cache: KVCache) -> None:

@@ -18,6 +18,10 @@ from kvouch.models.linear import Linear
 from kvouch.models.lora import LoraLinear, LoraPart
 from kvouch.models.step import ModelWeights, Parts
 
+GAINS = ("attention_gain", "attention_bias", "query_gain", "key_gain", "mlp_gain", "mlp_bias")
+PRODUCTS = ("qkv", "output", "up", "down")
+TABLES = ("embedding", "positions", "cosines", "sines", "final_gain", "final_bias")
+
 
 class Bound:
     """Weights as the library's structs. Holds the numbers that these point to, whatever becomes of the tensors."""
@@ -56,6 +60,8 @@ class Bound:
         else:
             for name, table in zip(("cosines", "sines"), weights.tables, strict=True):
                 setattr(self.network, name, self._at(name, table, torch.float32, positions, 1, config.head_dim))
+
+        self.shared = _shared(self.network, layers)
 
     @staticmethod
     def of(weights: ModelWeights) -> "Bound":
@@ -143,3 +149,13 @@ class Bound:
         found = (kind * len(items))(*items)
         self._held.append(found)
         return found
+
+
+def _shared(network: binding.Network, layers: Sequence[binding.Layer]) -> tuple[int | None, ...]:
+    """Where everything but the corrections lies: the same for two models that one step can compute together."""
+    products = [network.head, *(getattr(layer, name) for layer in layers for name in PRODUCTS)]
+    return (
+        *(getattr(network, name) for name in TABLES),
+        *(getattr(layer, name) for layer in layers for name in GAINS),
+        *(address for product in products for address in (product.weight, product.bias)),
+    )

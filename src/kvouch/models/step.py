@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kvouch.cache.blocks import Layout
 from kvouch.cache.static import StaticCache
 from kvouch.contract import Arithmetic, KVCache, LayerWatch, Rows
 from kvouch.errors import NonFinite
@@ -59,12 +60,23 @@ class Parts:
     down: Linear
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """New ids [T] of one sequence, at the positions that follow those of its cache; `rows` of them get scores."""
+
+    weights: "ModelWeights"
+    ids: Tensor
+    cache: KVCache
+    rows: Rows
+
+
 class Path(Protocol):
     """How weights are packed, and how a step computes with them."""
 
     name: str
     kernels: str  # variant, dtype and build of kernels of its own, for the identity; nothing where torch's compute
     exact: bool  # by construction; otherwise the probe finds out
+    layout: Layout  # of the blocks that it reads in place
     heads_dtype: torch.dtype | None  # of rope's tables and the norms of heads; None: the weights' own
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -80,6 +92,12 @@ class Path(Protocol):
         self, weights: "ModelWeights", ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None
     ) -> Tensor | None:
         """What `ModelWeights.step` says."""
+
+    def step_many(self, chunks: Sequence[Chunk], watch: LayerWatch | None) -> list[Tensor | None]:
+        """Scores [1 or T, V] of each chunk, each in one attention tile; fills the caches and advances none.
+
+        The chunks' weights are those of one model, with whatever adapters.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +167,7 @@ class TorchPath:
     """Plain torch, on any device: exact where the probe finds that it is."""
 
     name, kernels, exact = "torch", "", False
+    layout: Layout = "rows"
     heads_dtype: torch.dtype | None = None
 
     def pack(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -183,6 +202,11 @@ class TorchPath:
         scores = weights.scores(x)[: plan.total].float()
         plan.check_finite(scores)
         return scores if rows == "last" else scores.view(len(ids), -1, weights.config.vocab_size)
+
+    def step_many(self, chunks: Sequence[Chunk], watch: LayerWatch | None) -> list[Tensor | None]:
+        """One after the other: torch has no product whose rows differ in what they attend to."""
+        found = (self.step(one.weights, one.ids[None], one.cache, one.rows, watch) for one in chunks)
+        return [scores if scores is None or scores.dim() == 2 else scores[0] for scores in found]
 
 
 class StepRows:
@@ -232,9 +256,9 @@ class StepRows:
             raise nonfinite(self.first, self.count, numbers.dtype)
 
 
-def nonfinite(first: int, count: int, dtype: torch.dtype) -> NonFinite:
+def nonfinite(first: int, count: int, dtype: torch.dtype, sequence: str = "") -> NonFinite:
     """What a step raises whose positions [first, first + count) compute no numbers."""
     return NonFinite(
-        f"positions {first} to {first + count - 1}: the computation gave an infinity or a NaN in {dtype}; nothing of "
-        "it was kept"
+        f"{sequence}positions {first} to {first + count - 1}: the computation gave an infinity or a NaN in {dtype}; "
+        "nothing of it was kept"
     )

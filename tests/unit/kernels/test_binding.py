@@ -196,7 +196,7 @@ def test_a_library_of_other_structs_is_refused(step: Library, monkeypatch: pytes
     class Longer(binding.Call):
         _fields_ = (("more", ctypes.c_int64),)
 
-    monkeypatch.setattr(binding, "Call", Longer)
+    monkeypatch.setattr(binding, "STRUCTS", (*binding.STRUCTS[:-1], Longer))
     with pytest.raises(OSError, match="built from other sources"):
         Library(binding.LIBRARY)
 

@@ -31,12 +31,14 @@ SANITIZED := build/sanitized
 sanitize: $(READY)
 	KVOUCH_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
 	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED) \
-	  $(BIN)/pytest -m "not real_model" tests/unit/kernels tests/law/test_l1_compiled.py tests/law/test_l5_blocks.py
+	  $(BIN)/pytest -m "not real_model" tests/unit/kernels tests/law/test_l1_compiled.py tests/law/test_l1_batches.py \
+	  tests/law/test_l4_paged.py tests/law/test_l5_blocks.py
 
 bench: $(READY)
 	$(BIN)/kvouch models pull $(MODEL)
 	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.identity
+	$(BIN)/python -m benchmarks.batches
 
 bench-readme: $(READY)
 	$(BIN)/python -m benchmarks.readme

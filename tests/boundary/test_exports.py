@@ -29,6 +29,8 @@ def test_the_public_names_are_these() -> None:
     """A name more or less is a decision, not an accident."""
     assert kvouch.__all__ == [
         "AuditedBackend",
+        "BatchedBackend",
+        "BlockPool",
         "CachedBackend",
         "ConcatCache",
         "Hit",
@@ -36,6 +38,8 @@ def test_the_public_names_are_these() -> None:
         "Manifest",
         "Miss",
         "Model",
+        "PagedCache",
+        "Prompt",
         "Refused",
         "RollbackBackend",
         "StaticCache",
@@ -44,6 +48,8 @@ def test_the_public_names_are_these() -> None:
         "block_keys",
         "cache_bytes",
         "forward_cached",
+        "forward_many",
+        "generate_many",
         "load",
         "prefix_key",
     ]

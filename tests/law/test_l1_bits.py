@@ -61,13 +61,13 @@ def test_no_number_of_threads_changes_a_bit_under_chunking(family: str, dtype: D
 @pytest.mark.real_model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_chunking_changes_no_bit_of_the_real_model(dtype: DtypeName, smollm2_dir: Path) -> None:
-    """One-shot prefill, token by token, and 3 random chunkings, over a tile edge, with both caches."""
+    """One-shot prefill, token by token, and 2 random chunkings, over a tile edge, with both caches."""
     model, length = load(smollm2_dir, dtype=dtype, path="torch"), TILE + 9
     assert model.grade.name == "bitwise"
     ids = random_ids(length, vocabulary=model.config.vocab_size)
     reference = model.static_cache(length)
     wanted = dict(run_chunks(model, ids, reference, [1] * length))
-    for plan in [[length], *(random_chunks(length, seed, COARSE) for seed in range(3))]:
+    for plan in [[length], *(random_chunks(length, seed, COARSE) for seed in range(2))]:
         both: Any = BothCaches(model, length)
         for at, scores in run_chunks(model, ids, both, plan):
             assert same_bits(scores, wanted[at]), f"{plan}: scores at {at - 1}"

@@ -13,7 +13,8 @@ import torch
 from chunkings import COARSE, FINE, differences, poison, random_chunks, run_chunks
 from kvouch.cache.blocks import BlockCache
 from kvouch.contract import BLOCK, TILE
-from kvouch.engine.backend import RollbackBackend, UncachedBackend
+from kvouch.engine.backend import UncachedBackend
+from kvouch.engine.batch import BatchedBackend, Prompt
 from kvouch.engine.model import Model, load
 from kvouch.errors import ContextOverflow
 from kvouch.kernels.binding import VARIANTS, has_step, library
@@ -131,30 +132,37 @@ def test_no_chunking_changes_a_bit_of_the_real_model(dtype: DtypeName, smollm2_d
 def test_a_hit_answers_as_a_miss_does(dtype: DtypeName, smollm2_dir: Path) -> None:
     """Where peers change their answer, 20 prompts of 20: a hit on a prompt's prefix, then one on generated tokens.
 
-    64 greedy tokens after each, and all their scores, beside one pass without reuse over all of these ids: if its
-    scores are the same, a miss chooses the same token each time.
+    64 greedy tokens of all prompts together after each, and all their scores, beside one pass of each alone without
+    reuse over all of these ids: if its scores are the same, a miss chooses the same token each time.
     """
     model = load(smollm2_dir, dtype=dtype)
-    for seed in range(20):
-        backend = RollbackBackend(model)
-        backend.prefill(random_ids(40, seed=seed, vocabulary=model.config.vocab_size)[0].tolist())
-        for new in (100 + seed, 200 + seed):
-            prompt = [*backend.ids, *random_ids(9, seed=new, vocabulary=model.config.vocab_size)[0].tolist()]
-            held, found = len(backend.ids), greedy(backend, prompt, 64)
-            assert (backend.verdict.kind, held) == ("hit", len(prompt) - 9)
-            missed = model.forward(backend.ids, model.new_cache(len(backend.ids)), scores="all")
+    backend, size = BatchedBackend(model, model.pool(20 * 2 * TILE)), model.config.vocab_size
+    held = [random_ids(40, seed=seed, vocabulary=size)[0].tolist() for seed in range(20)]
+    backend.next_logits([Prompt(ids=ids) for ids in held])
+    for turn in range(2):
+        news = [random_ids(9, seed=100 * turn + seed, vocabulary=size)[0].tolist() for seed in range(20)]
+        prompts = [[*ids, *new] for ids, new in zip(held, news, strict=True)]
+        held, found = greedy(backend, prompts, 64)
+        for ids, prompt, scores in zip(held, prompts, found, strict=True):
+            missed = model.forward(ids, model.new_cache(len(ids)), scores="all")
             assert missed is not None
-            assert same_bits(missed[0, len(prompt) - 1 :], torch.stack(found))
+            assert same_bits(missed[0, len(prompt) - 1 :], torch.stack(scores))
 
 
-def greedy(backend: RollbackBackend, prompt: list[int], count: int) -> list[torch.Tensor]:
-    """Scores of each of `count` greedy tokens, none of which is computed again."""
-    ids, found = list(prompt), []
+def greedy(
+    backend: BatchedBackend, prompts: list[list[int]], count: int
+) -> tuple[list[list[int]], list[list[torch.Tensor]]]:
+    """The ids that are held after `count` greedy tokens of each, and the scores of each token."""
+    ids, found = [list(prompt) for prompt in prompts], [list[torch.Tensor]() for _ in prompts]
     for step in range(count):
-        found.append(backend.next_logits(ids))
-        assert backend.verdict.computed_tokens == (9 if step == 0 else 1)
-        ids.append(int(found[-1].numpy().argmax()))
-    return found
+        asked = [Prompt(ids=one) for one in ids]
+        for at, scores in enumerate(backend.next_logits(asked)):
+            assert backend.verdicts[at].kind == "hit"
+            assert backend.verdicts[at].computed_tokens == (9 if step == 0 else 1)
+            found[at].append(scores)
+        if step < count - 1:
+            ids = [[*one, int(scores[-1].numpy().argmax())] for one, scores in zip(ids, found, strict=True)]
+    return ids, found
 
 
 # Processes, threads and interrupts.

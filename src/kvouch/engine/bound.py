@@ -10,6 +10,7 @@ from kvouch.contract import Grade, KVCache, LayerWatch, Rows
 from kvouch.engine.computation import Computation
 from kvouch.identity.identity import Identity
 from kvouch.models.config import ModelConfig
+from kvouch.models.step import Chunk
 
 if TYPE_CHECKING:
     from kvouch.engine.model import Model
@@ -29,6 +30,10 @@ class Current:
     ) -> Tensor | None:
         """`forward_cached` on one sequence of ids."""
         return self.computation.forward(self.model.to_ids(ids), cache, scores, watch)
+
+    def chunk(self, ids: Sequence[int], cache: KVCache, scores: Rows) -> Chunk:
+        """New ids of one sequence among those of a batch, for `forward_many`."""
+        return Chunk(weights=self.computation.weights, ids=self.model.to_ids(ids)[0], cache=cache, rows=scores)
 
 
 @dataclass(frozen=True, kw_only=True)

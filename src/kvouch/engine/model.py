@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kvouch.cache.concat import ConcatCache
+from kvouch.cache.pool import BlockPool
 from kvouch.cache.static import StaticCache
-from kvouch.contract import TILE, Grade, KVCache, LayerWatch, Progress, Rows
+from kvouch.contract import BLOCK, TILE, Grade, KVCache, LayerWatch, Progress, Rows
 from kvouch.digest import canonical_json
 from kvouch.engine.backend import RollbackBackend
 from kvouch.engine.bound import BoundModel, Current
@@ -108,6 +109,11 @@ class Model:
     def new_cache(self, capacity: int) -> KVCache:
         """The cache that this model is fastest with, for one sequence; the other two work with every path."""
         return self.weights.path.new_cache(self.config, capacity, dtype=self.dtype, device=self.device)
+
+    def pool(self, positions: int) -> BlockPool:
+        """A pool of blocks for so many positions of many sequences, in the layout that this model's path reads."""
+        blocks, layout = -(-positions // BLOCK), self.weights.path.layout
+        return BlockPool(self.config, blocks=blocks, dtype=self.dtype, device=self.device, layout=layout)
 
     # Who it is.
 

@@ -143,9 +143,9 @@ def test_ctrl_c_behind_a_stop_id_does_not_keep_it(stopping_chat: Chat, monkeypat
             raise KeyboardInterrupt
         return answer(*arguments)
 
-    answer = loop._answer
+    answer = loop.Answering.answer
     monkeypatch.setattr(RollbackBackend, "next_logits", ends_at_once)
-    monkeypatch.setattr(loop, "_answer", answered)
+    monkeypatch.setattr(loop.Answering, "answer", answered)
     first, second = stopping_chat.turns("one\ntwo\n")
     assert (first["ids"], first["finish"]) == ([7], "interrupted")
     assert second["prompt_tokens"] == len("user\none|\nassistant\n") + 1 + len("|\nuser\ntwo|\nassistant\n")

@@ -174,6 +174,19 @@ def _prefill(model: Any, cache: Any, ids: list[int]) -> None:
     cache.rollback(0)
 
 
+def sentence(results: Results, link: str) -> str:
+    """What the README says of it."""
+    middle = {name: statistics.median(taken) for name, taken in results["seconds"].items()}
+    rates = ", ".join(f"{n / middle[f'decode {n} at {CONTEXT}']:,.0f} for {n}" for n in (1, 8, 32))
+    apart, shared = middle[f"8 apart at {PREFIX}+{OWN}"], middle[f"8 sharing {PREFIX}"]
+    return (
+        f"SmolLM2 in bf16, {results['date']}: tokens a second at {CONTEXT} positions, by the number of sequences: "
+        f"{rates}. Eight sequences that share {PREFIX:,} positions take {shared * 1e3:.1f} ms a step, eight that do not "
+        f"{apart * 1e3:.1f}. A fork of {PREFIX:,} positions takes {middle[f'fork of {PREFIX}'] * 1e6:.0f} us. "
+        f"Raw samples: [{link}]({link})."
+    )
+
+
 def report(results: Results) -> str:
     """Markdown; pure."""
     seconds = {name: statistics.median(taken) for name, taken in results["seconds"].items()}

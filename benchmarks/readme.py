@@ -6,7 +6,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from benchmarks import identity
+from benchmarks import batches, identity
 from benchmarks.table import Results, bounded, cell, grade, label, markdown, memory_over, pairs, path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,10 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
         readme = Path(asked.readme)
         old = readme.read_text(encoding="utf-8")
         new = replaced(old, block(results, environment, _link(folder)), "benchmark")
-        known = newest(ROOT / "evidence" / "identity")
-        new = replaced(
-            new, identity.sentence(json.loads((known / "results.json").read_text()), _link(known)), "identity"
-        )
+        for name, sentence in (("identity", identity.sentence), ("batches", batches.sentence)):
+            found = newest(ROOT / "evidence" / name)
+            new = replaced(new, sentence(json.loads((found / "results.json").read_text()), _link(found)), name)
     except (OSError, ValueError) as error:
         print(f"benchmarks.readme: {error}", file=sys.stderr)
         return 1

@@ -195,7 +195,7 @@ def _folder(root: Path, results: dict[str, Any], environment: dict[str, Any]) ->
 
 
 BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
-IDENTITY = "<!-- identity: begin -->\n<!-- identity: end -->"
+OTHERS = "".join(f"<!-- {name}: begin -->\n<!-- {name}: end -->" for name in ("identity", "batches"))
 
 
 def test_check_fails_until_the_readme_is_written(
@@ -203,7 +203,7 @@ def test_check_fails_until_the_readme_is_written(
 ) -> None:
     folder = _folder(tmp_path, results, environment)
     page = tmp_path / "README.md"
-    page.write_text(f"before\n{IDENTITY}\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
+    page.write_text(f"before\n{OTHERS}\n{BEGIN}\nold\n{END}\nafter\n", encoding="utf-8")
     arguments = [str(folder / "results.json"), "--readme", str(page)]
     assert readme.main([*arguments, "--check"]) == 1
     assert "old" in page.read_text(encoding="utf-8")

@@ -181,7 +181,7 @@ def sentence(results: Results, link: str) -> str:
     apart, shared = middle[f"8 apart at {PREFIX}+{OWN}"], middle[f"8 sharing {PREFIX}"]
     return (
         f"SmolLM2 in bf16, {results['date']}: tokens a second at {CONTEXT} positions, by the number of sequences: "
-        f"{rates}. Eight sequences that share {PREFIX:,} positions take {shared * 1e3:.1f} ms a step, eight that do not "
+        f"{rates}. Eight that share {PREFIX:,} positions take {shared * 1e3:.1f} ms a step, eight that do not "
         f"{apart * 1e3:.1f}. A fork of {PREFIX:,} positions takes {middle[f'fork of {PREFIX}'] * 1e6:.0f} us. "
         f"Raw samples: [{link}]({link})."
     )

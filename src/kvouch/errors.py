@@ -121,4 +121,6 @@ class StateDiverged(KvouchError):
 
 
 class NonFinite(KvouchError):
-    """The computation gave an infinity or a NaN; nothing was kept."""
+    """The computation gave an infinity or a NaN; nothing was kept. `cache` is that of the sequence, in a batch."""
+
+    cache: object = None

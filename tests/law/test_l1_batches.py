@@ -239,16 +239,17 @@ def test_what_raises_in_a_layer_advances_nobody(model: Model, layer: int) -> Non
     pool.check()
 
 
-def test_numbers_that_are_none_name_their_sequence(tmp_path: Path) -> None:
-    model = load(tiny_directory(tmp_path, "smollm2"), dtype="float32")
-    if model.path == "torch":
-        pytest.skip(f"no compiled step: {model.not_compiled}")
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_numbers_that_are_none_name_their_sequence(model: Model, broken: int) -> None:
+    """By its place in the batch, whatever order it is computed in."""
     pool, now = model.pool(2 * TILE), model.current()
-    caches = started(model, pool, [7, 20])
-    pool.planes[0, 1, 0, caches[1].blocks[0]] = float("inf")
-    with pytest.raises(NonFinite, match="sequence 1, positions 20 to 21"):
-        together([now] * 2, [ids_of(2, 1), ids_of(2, 2)], caches)
-    assert [cache.length for cache in caches] == [7, 20]
+    caches = started(model, pool, [7, 20, 9])
+    pool.planes[0, 1, 0, caches[broken].blocks[0]] = float("inf")
+    first = caches[broken].length
+    with pytest.raises(NonFinite, match=f"^sequence {broken}, positions {first} to {first + 3 - broken}:"):
+        together([now] * 3, [ids_of(4, 1), ids_of(3, 2), ids_of(2, 3)], caches)
+    assert [cache.length for cache in caches] == [7, 20, 9]
+    pool.check()
 
 
 def test_misuse_is_refused_before_any_work(model: Model) -> None:

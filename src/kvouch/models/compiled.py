@@ -188,9 +188,8 @@ class CompiledPath:
         if caught:
             raise caught[0]
         if status == binding.NONFINITE:
-            broken = next(number for number, one in enumerate(sequences) if one.broken)
-            which = "" if len(chunks) == 1 else f"sequence {broken}, "
-            raise nonfinite(chunks[broken].cache.length, len(chunks[broken].ids), self.dtype, which)
+            one = next(chunk for chunk, sequence in zip(chunks, sequences, strict=True) if sequence.broken)
+            raise nonfinite(one.cache.length, len(one.ids), self.dtype, one.cache)
         with torch.inference_mode(False):
             parts = scores[:, :vocabulary].split(scored)
         return [part if count else None for part, count in zip(parts, scored, strict=True)]

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from kvouch.contract import TILE, KVCache, LayerWatch, Rows
-from kvouch.errors import CacheMisuse, CacheOverflow, CacheShapeError, ContextOverflow, InvalidIds, UsageError
+from kvouch.errors import (
+    CacheMisuse,
+    CacheOverflow,
+    CacheShapeError,
+    ContextOverflow,
+    InvalidIds,
+    NonFinite,
+    UsageError,
+)
 from kvouch.models.config import ModelConfig
 from kvouch.models.step import Chunk
 
@@ -90,9 +98,12 @@ def forward_many(
                     piece.cache.advance(len(piece.ids))
                     if part is not None:
                         found[number].append(part)
-    except BaseException:
+    except BaseException as error:
         for one, start in zip(chunks, starts, strict=True):
             one.cache.rollback(start)
+        if isinstance(error, NonFinite):
+            broken = next(number for number, one in enumerate(chunks) if one.cache is error.cache)
+            raise NonFinite(f"sequence {broken}, {error}") from None
         raise
     return [torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None for parts in found]
 

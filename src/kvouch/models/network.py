@@ -125,9 +125,6 @@ class Bound:
             scale=part.scale,
         )
 
-    def _embedding(self, table: Tensor, vocabulary: int, hidden: int) -> int | None:
-        return self._at("embedding", table, self._dtype, vocabulary, hidden)
-
     def _packed(self, name: str, tensor: Tensor, dtype: torch.dtype, outputs: int, inputs: int) -> int | None:
         return self._at(name, tensor, dtype, *binding.packed_shape(outputs, inputs, dtype))
 

@@ -205,8 +205,15 @@ class TorchPath:
 
     def step_many(self, chunks: Sequence[Chunk], watch: LayerWatch | None) -> list[Tensor | None]:
         """One after the other: torch has no product whose rows differ in what they attend to."""
-        found = (self.step(one.weights, one.ids[None], one.cache, one.rows, watch) for one in chunks)
-        return [scores if scores is None or scores.dim() == 2 else scores[0] for scores in found]
+        found = []
+        for one in chunks:
+            try:
+                scores = self.step(one.weights, one.ids[None], one.cache, one.rows, watch)
+            except NonFinite as error:
+                error.cache = one.cache
+                raise
+            found.append(scores[0] if scores is not None and scores.dim() == 3 else scores)
+        return found
 
 
 class StepRows:
@@ -256,9 +263,11 @@ class StepRows:
             raise nonfinite(self.first, self.count, numbers.dtype)
 
 
-def nonfinite(first: int, count: int, dtype: torch.dtype, sequence: str = "") -> NonFinite:
+def nonfinite(first: int, count: int, dtype: torch.dtype, cache: KVCache | None = None) -> NonFinite:
     """What a step raises whose positions [first, first + count) compute no numbers."""
-    return NonFinite(
-        f"{sequence}positions {first} to {first + count - 1}: the computation gave an infinity or a NaN in {dtype}; "
+    error = NonFinite(
+        f"positions {first} to {first + count - 1}: the computation gave an infinity or a NaN in {dtype}; "
         "nothing of it was kept"
     )
+    error.cache = cache
+    return error

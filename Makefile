@@ -31,7 +31,7 @@ SANITIZED := build/sanitized
 sanitize: $(READY)
 	KVOUCH_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base build/sanitize --build-lib $(SANITIZED)
 	LD_PRELOAD=$$($(CC) -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SANITIZED) \
-	  $(BIN)/pytest -m "not real_model" tests/unit/kernels tests/law/test_l1_compiled.py tests/law/test_l1_batches.py \
+	  $(BIN)/pytest -m "not real_model" -k "not scratch" tests/unit/kernels tests/law/test_l1_compiled.py tests/law/test_l1_batches.py \
 	  tests/law/test_l4_paged.py tests/law/test_l5_blocks.py
 
 bench: $(READY)

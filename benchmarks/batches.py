@@ -4,23 +4,16 @@ What is compared is taken in turns, in one process, and all samples are kept. Ca
 prefill: what a step costs does not depend on them.
 """
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from benchmarks.identity import taken
 from benchmarks.inputs import SMOLLM2, prompt_ids
-from benchmarks.machine import environment, machine_name
+from benchmarks.samples import ROOT, Samples, keep, taken
 from benchmarks.table import markdown
 
-SCHEMA = "kvouch.benchmarks.batches.1"
-ROOT = Path(__file__).resolve().parent.parent
 CONTEXT, PREFIX, OWN, CHUNK, NEW = 512, 1024, 16, 256, 32
 COUNTS = (1, 2, 4, 8, 16, 32)
 STEPS = 12  # of each measurement of a decode step
@@ -29,26 +22,10 @@ Results = dict[str, Any]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.batches", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", help="folder; by default evidence/batches/<date>-<machine>")
-    asked = parser.parse_args()
-    import torch
-
-    samples, memory = measured()
-    seen = {"capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
-    record = environment(ROOT, seen)
-    results = {"schema": SCHEMA, "date": date.today().isoformat(), "seconds": samples, "forks": memory}
-    out = Path(asked.out) if asked.out else ROOT / f"evidence/batches/{results['date']}-{machine_name(record)}"
-    out.mkdir(parents=True, exist_ok=True)
-    for name, content in (("results.json", results), ("environment.json", record)):
-        (out / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    table = report(results)
-    (out / "report.md").write_text(table, encoding="utf-8")
-    print(f"{table}\nwritten: {out}")
-    return 0
+    return keep("batches", __doc__, measured, report)
 
 
-def measured() -> tuple[dict[str, list[float]], dict[str, int]]:
+def measured() -> Results:
     """Seconds of each figure, and what 32 continued forks hold."""
     import kvouch
     from kvouch.cache.paged import PagedCache
@@ -81,7 +58,7 @@ def measured() -> tuple[dict[str, list[float]], dict[str, int]]:
                 scores.numpy().argmax()
             cache.rollback(length)
 
-    samples: dict[str, list[float]] = {}
+    samples: Samples = {}
     many = [filled(CONTEXT) for _ in range(max(COUNTS))]
     samples |= taken({f"decode {n} at {CONTEXT}": partial(step, many[:n]) for n in COUNTS}, STEPS)
     for cache in many:
@@ -154,7 +131,8 @@ def measured() -> tuple[dict[str, list[float]], dict[str, int]]:
         model.forward(ids[PREFIX : PREFIX + NEW], fork, scores="none")
     pool.check()
     most = 32 * (1 + -(-NEW // BLOCK))
-    return samples, {"blocks": pool.used - before, "most": most, "prefix": before, "block_bytes": pool.block_bytes}
+    forked = {"blocks": pool.used - before, "most": most, "prefix": before, "block_bytes": pool.block_bytes}
+    return {"seconds": samples, "forks": forked}
 
 
 def _grown(cache: Any, model: Any) -> Any:

@@ -3,63 +3,32 @@
 Every pair that is compared is taken in turns, in one process, and all samples are kept.
 """
 
-import argparse
 import hashlib
-import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
-from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.inputs import SMOLLM2
-from benchmarks.machine import environment, machine_name
+from benchmarks.samples import Samples, keep, taken
 from benchmarks.table import markdown
 
-SCHEMA = "kvouch.benchmarks.identity.1"
-ROOT = Path(__file__).resolve().parent.parent
 KEY_TOKENS, BLOCK_TOKENS = 131_072, 16
 LENGTHS = (1_000, 8_000)
 
-Samples = dict[str, list[float]]
-
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.identity", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", help="folder; by default evidence/identity/<date>-<machine>")
-    asked = parser.parse_args()
-    import torch
+    return keep("identity", __doc__, measured, report)
 
+
+def measured() -> dict[str, Any]:
     from kvouch.loader.home import kvouch_home
     from kvouch.loader.pull import resolve
 
     directory = resolve(SMOLLM2, kvouch_home(), lambda stage, done, total: None)
-    samples: dict[str, list[float]] = {**key_samples(), **hash_samples(directory), **validation_samples(directory)}
-    seen = {"capability": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
-    record = environment(ROOT, seen)
-    results = {"schema": SCHEMA, "date": date.today().isoformat(), "seconds": samples}
-    out = Path(asked.out) if asked.out else ROOT / f"evidence/identity/{results['date']}-{machine_name(record)}"
-    out.mkdir(parents=True, exist_ok=True)
-    for name, content in (("results.json", results), ("environment.json", record)):
-        (out / name).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    table = report(results)
-    (out / "report.md").write_text(table, encoding="utf-8")
-    print(f"{table}\nwritten: {out}")
-    return 0
-
-
-def taken(runs: dict[str, Callable[[], object]], times: int) -> Samples:
-    """Seconds of each run, in turns."""
-    found: Samples = {name: [] for name in runs}
-    for _ in range(times):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            found[name].append(time.perf_counter() - start)
-    return found
+    return {"seconds": {**key_samples(), **hash_samples(directory), **validation_samples(directory)}}
 
 
 def key_samples() -> Samples:

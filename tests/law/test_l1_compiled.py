@@ -248,24 +248,28 @@ def test_a_call_is_cancelled_between_layers(compiled: Model, layer: int) -> None
 
 @pytest.mark.law(3)
 @pytest.mark.parametrize("rows", [BLOCK, TILE])
-def test_an_interrupt_comes_through_between_two_layers(rows: int, compiled: Model) -> None:
-    """Ctrl-C while C computes: no watch is asked for, and KeyboardInterrupt is raised all the same."""
-    ids, cache = random_ids(TILE), compiled.new_cache(TILE)
+@pytest.mark.parametrize("path", ["auto", "torch"])
+def test_an_interrupt_comes_through_between_two_layers(path: PathName, rows: int, tmp_path: Path) -> None:
+    """Ctrl-C while C or torch computes: no watch is asked for, KeyboardInterrupt is raised all the same, and the
+    thread is in the mode that it was in."""
+    model = load(tiny_directory(tmp_path / "model", "smollm2"), path=path)
+    ids, cache = random_ids(TILE), model.new_cache(TILE)
     interrupted = 0
     for _ in range(20):
         timer = threading.Timer(0.0005, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         try:
+            timer.start()
             while True:
-                compiled.forward(ids[:, :rows], cache)
+                model.forward(ids[:, :rows], cache)
                 cache.reset()
         except KeyboardInterrupt:
             interrupted += 1
         timer.join()
+        assert not torch.is_inference_mode_enabled()
         cache.reset()
     assert interrupted == 20
-    fresh = compiled.new_cache(TILE)
-    first, second = compiled.forward(ids, cache), compiled.forward(ids, fresh)
+    fresh = model.new_cache(TILE)
+    first, second = model.forward(ids, cache), model.forward(ids, fresh)
     assert first is not None
     assert second is not None
     assert same_bits(first, second)

@@ -101,10 +101,7 @@ class CompiledPath:
         if not self._in_place(cache):
             return self._through_copies(weights, ids, cache, rows, watch)
         scores = self.step_many([Chunk(weights=weights, ids=ids[0], cache=cache, rows=rows)], watch)[0]
-        if scores is None:
-            return None
-        with torch.inference_mode(False):
-            return scores if rows == "last" else scores[None]
+        return scores if scores is None or rows == "last" else scores[None]
 
     def step_many(self, chunks: Sequence[Chunk], watch: LayerWatch | None) -> list[Tensor | None]:
         caches: list[Any] = [one.cache for one in chunks]
@@ -148,16 +145,14 @@ class CompiledPath:
         scores = [one for one in found if one is not None]
         if not scores:
             return None
-        with torch.inference_mode(False):
-            return torch.cat(scores) if rows == "last" else torch.stack(scores)
+        return torch.cat(scores) if rows == "last" else torch.stack(scores)
 
     def _computed(self, chunks: Sequence[Chunk], watch: LayerWatch | None) -> list[Tensor | None]:
         """Scores [1 or T, V] of each chunk; their keys and values are in the caches afterwards, not yet advanced."""
         ids = (chunks[0].ids if len(chunks) == 1 else torch.cat([one.ids for one in chunks])).contiguous()
         scored = [{"last": 1, "all": len(one.ids), "none": 0}[one.rows] for one in chunks]
         vocabulary = chunks[0].weights.config.vocab_size
-        with torch.inference_mode(False):
-            scores = torch.empty(sum(scored), whole_blocks(vocabulary))
+        scores = torch.empty(sum(scored), whole_blocks(vocabulary))
         caught: list[BaseException] = []
         watching = _watching(watch, caught)
         watching.send(None)  # type: ignore[arg-type]
@@ -187,11 +182,12 @@ class CompiledPath:
                 self._steps -= 1
         if caught:
             raise caught[0]
+        if status == binding.CANCELLED:
+            raise KeyboardInterrupt  # it came outside the watch's try, where ctypes drops it
         if status == binding.NONFINITE:
             one = next(chunk for chunk, sequence in zip(chunks, sequences, strict=True) if sequence.broken)
             raise nonfinite(one.cache.length, len(one.ids), self.dtype, one.cache)
-        with torch.inference_mode(False):
-            parts = scores[:, :vocabulary].split(scored)
+        parts = scores[:, :vocabulary].split(scored)
         return [part if count else None for part, count in zip(parts, scored, strict=True)]
 
     def _scratch_for(self, call: binding.Call) -> Tensor:

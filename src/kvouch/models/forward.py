@@ -53,22 +53,16 @@ def forward_cached(
     start, end = cache.length, cache.length + ids.shape[1]
     found = []
     try:
-        with torch.inference_mode():
-            while cache.length < end:
-                first = cache.length
-                stop = min(end, (first // TILE + 1) * TILE)
-                rows: Rows = "none" if scores == "last" and stop < end else scores
-                found.append(weights.step(ids[:, first - start : stop - start], cache, rows, watch))
-                cache.advance(stop - first)
+        while cache.length < end:
+            first = cache.length
+            stop = min(end, (first // TILE + 1) * TILE)
+            rows: Rows = "none" if scores == "last" and stop < end else scores
+            found.append(weights.step(ids[:, first - start : stop - start], cache, rows, watch))
+            cache.advance(stop - first)
+        return _joined([part for part in found if part is not None], dim=1)
     except BaseException:
         cache.rollback(start)
         raise
-    parts = [part for part in found if part is not None]
-    if not parts:
-        return None
-    if scores == "all":
-        return torch.cat(parts, dim=1)
-    return parts[0].clone() if parts[0].is_inference() else parts[0]  # callers get plain tensors
 
 
 MOST_ROWS = 2 * TILE
@@ -91,13 +85,13 @@ def forward_many(
     starts = [one.cache.length for one in chunks]
     found: list[list[Tensor]] = [[] for _ in chunks]
     try:
-        with torch.inference_mode():
-            while pieces := _next_step(chunks, starts):
-                scores = chunks[0].weights.path.step_many([piece for _, piece in pieces], watch)
-                for (number, piece), part in zip(pieces, scores, strict=True):
-                    piece.cache.advance(len(piece.ids))
-                    if part is not None:
-                        found[number].append(part)
+        while pieces := _next_step(chunks, starts):
+            scores = chunks[0].weights.path.step_many([piece for _, piece in pieces], watch)
+            for (number, piece), part in zip(pieces, scores, strict=True):
+                piece.cache.advance(len(piece.ids))
+                if part is not None:
+                    found[number].append(part)
+        return [_joined(parts, dim=0) for parts in found]
     except BaseException as error:
         for one, start in zip(chunks, starts, strict=True):
             one.cache.rollback(start)
@@ -105,7 +99,13 @@ def forward_many(
             broken = next(number for number, one in enumerate(chunks) if one.cache is error.cache)
             raise NonFinite(f"sequence {broken}, {error}") from None
         raise
-    return [torch.cat(parts) if len(parts) > 1 else parts[0] if parts else None for parts in found]
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor | None:
+    """The scores of all tiles as a plain tensor, which its caller may write to."""
+    if len(parts) == 1:
+        return parts[0].clone() if parts[0].is_inference() else parts[0]
+    return torch.cat(list(parts), dim=dim) if parts else None
 
 
 def _next_step(chunks: Sequence[Chunk], starts: Sequence[int]) -> list[tuple[int, Chunk]]:

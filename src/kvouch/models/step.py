@@ -182,6 +182,14 @@ class TorchPath:
     def step(
         self, weights: ModelWeights, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None
     ) -> Tensor | None:
+        # Never within another guard of its kind: an interrupt may keep one alive until its traceback is gone, and
+        # guards that end in another order than they began leave the mode on for good.
+        with torch.inference_mode():
+            return self._step(weights, ids, cache, rows, watch)
+
+    def _step(
+        self, weights: ModelWeights, ids: Tensor, cache: KVCache, rows: Rows, watch: LayerWatch | None
+    ) -> Tensor | None:
         plan = StepRows(cache, batch=len(ids), first=cache.length, count=ids.shape[1], weights=weights)
         x, place = weights.embed(plan.pad(ids.flatten()), plan.pad(plan.positions))  # [R, hidden]
         largest = []
